@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from commands import HMC
+from hosts import ROOTLESS
 
 import hmc
 from hmc._job import Job
@@ -88,3 +92,33 @@ def test_the_store_is_beside_the_rendezvous(monkeypatch: pytest.MonkeyPatch, ren
     job.start()
     assert job.wait() == 0
     assert printed == [store + "\n"]
+
+
+UNREAD = """
+import hmc
+with hmc.init(timeout=40) as comm:
+    print(comm.rank, len(comm.topology(timeout=30).hosts), flush=True)
+    comm.barrier(timeout=30)
+"""
+
+
+def test_ranks_that_cannot_read_the_id_of_their_kernel_are_on_hosts_of_their_own(tmp_path: Path) -> None:
+    """Not on one, as any two hosts would be. They meet by the job's Unix socket all the same."""
+    script = tmp_path / "job.py"
+    script.write_text(UNREAD)
+    hidden = 'mount --bind /dev/null /proc/sys/kernel/random/boot_id || exit 77; exec "$@"'
+    namespace = ["unshare", *ROOTLESS, "--mount", "sh", "-c", hidden, "sh"]
+    try:
+        job = subprocess.run(
+            [*namespace, *HMC, "run", "-n", "2", sys.executable, str(script)],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            cwd="/",
+        )
+    except FileNotFoundError:
+        pytest.skip("no unshare")
+    if job.returncode == 77 or "unshare" in job.stderr:
+        pytest.skip(job.stderr)
+    assert job.returncode == 0, job.stdout + job.stderr
+    assert {line.split("] ")[-1] for line in job.stdout.splitlines()} == {"0 2", "1 2"}, job.stdout

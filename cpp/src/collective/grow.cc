@@ -78,7 +78,7 @@ Result<std::string> meeting_address(const Invitation& invitation) {
   const auto by_tcp = [](const std::string& address) { return address.starts_with("tcp://"); };
   const auto tcp = std::ranges::find_if(invitation.addresses, by_tcp);
   if (tcp != invitation.addresses.end()) return *tcp;
-  if (invitation.kernel == kernel_id()) return invitation.addresses.front();
+  if (may_be_one_kernel(invitation.kernel, kernel_id())) return invitation.addresses.front();
   return Status(Code::invalid_argument, "the invitation of " + invitation.name +
                                             " holds on its own host only: form the job at a rendezvous of \"tcp://host:port\", or "
                                             "with listen=\"tcp://[::]:port\"");

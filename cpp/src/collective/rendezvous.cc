@@ -17,10 +17,13 @@
 
 #include "base/fd.h"
 #include "base/path_lock.h"
+#include "base/random.h"
 #include "progress/host_lookup.h"
 
 namespace hmc {
 namespace {
+
+constexpr std::string_view unread_kernel = "unread-";  // no id of a kernel begins so
 
 // Errors: it cannot be seen. A socket that this process may not connect to may be in use.
 Result<bool> listens(const std::string& path) {
@@ -150,11 +153,18 @@ std::vector<std::string> reachable_addresses(const std::vector<std::string>& lis
   return addresses;
 }
 
-std::string kernel_id() {
-  std::ifstream file("/proc/sys/kernel/random/boot_id");
+std::string kernel_id() { return kernel_id_from("/proc/sys/kernel/random/boot_id"); }
+
+std::string kernel_id_from(const std::string& file) {
+  static const std::string own = std::string(unread_kernel) + std::to_string(random_u64()) + "-" + std::to_string(random_u64());
+  std::ifstream in(file);
   std::string id;
-  std::getline(file, id);
-  return id.substr(0, 64);
+  std::getline(in, id);
+  return id.empty() ? own : id.substr(0, 64);
+}
+
+bool may_be_one_kernel(std::string_view a, std::string_view b) noexcept {
+  return a == b || a.starts_with(unread_kernel) || b.starts_with(unread_kernel);
 }
 
 }  // namespace hmc

@@ -41,7 +41,12 @@ bool is_loopback_name(std::string_view host);
 std::vector<std::string> reachable_addresses(const std::vector<std::string>& listening, std::string_view rendezvous, bool process_0,
                                              Deadline deadline);
 
-// Equal for processes of one running kernel; only a hint for the order of addresses.
+// Equal for processes of one running kernel, and of no other. Where a process cannot read it, it has one of its own: processes of
+// several hosts must not be taken for those of one.
 std::string kernel_id();
+// That of a process which reads it from `file`.
+std::string kernel_id_from(const std::string& file);
+// Whether two processes may run on one kernel: equal, or one could not be read.
+bool may_be_one_kernel(std::string_view a, std::string_view b) noexcept;
 
 }  // namespace hmc

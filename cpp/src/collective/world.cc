@@ -5,6 +5,7 @@
 
 #include "collective/bootstrap.h"
 #include "collective/group.h"
+#include "collective/rendezvous.h"
 #include "comm/session/group_events.h"
 
 namespace hmc {
@@ -23,7 +24,8 @@ std::uint32_t World::meet(const job::Registration& process) {
   if (known != processes_.end() && known->peer) return number;
   auto addresses = process.addresses;
   // Elsewhere a Unix path names something else, or nothing.
-  if (process.kernel != own_.kernel) std::erase_if(addresses, [](const auto& address) { return address.starts_with("unix:"); });
+  if (!may_be_one_kernel(process.kernel, own_.kernel))
+    std::erase_if(addresses, [](const auto& address) { return address.starts_with("unix:"); });
   const auto peer = process.id == own_.id ? context_.self() : context_.expect_peer(process.id, std::move(addresses), process.name);
   const bool departed = known != processes_.end();  // a Context does not come back
   if (!departed) processes_.emplace_back();

@@ -160,6 +160,27 @@ TEST_F(Rendezvous, OneOfTwoProcessesReplacesADeadOne) {
   EXPECT_FALSE(fs::exists(meet + ".hmc-lock"));
 }
 
+// Processes of two hosts that cannot read theirs were taken for those of one.
+TEST(KernelId, IsAProcessesOwnWhereItCannotBeRead) {
+  std::string folder = (fs::temp_directory_path() / "hmc-kernel-XXXXXX").string();
+  ASSERT_NE(mkdtemp(folder.data()), nullptr);
+  const std::string empty = folder + "/empty", none = folder + "/none", readable = folder + "/id";
+  std::ofstream(empty) << "";
+  std::ofstream(readable) << "c0ffee\n";
+  EXPECT_EQ(kernel_id_from(readable), "c0ffee");
+  EXPECT_EQ(kernel_id(), kernel_id());
+  EXPECT_LE(kernel_id().size(), 64U);
+  const std::string own = kernel_id_from(none);
+  EXPECT_EQ(kernel_id_from(empty), own);
+  EXPECT_LE(own.size(), 64U);
+  EXPECT_TRUE(may_be_one_kernel(own, "c0ffee"));
+  EXPECT_TRUE(may_be_one_kernel("c0ffee", own));
+  EXPECT_TRUE(may_be_one_kernel("c0ffee", "c0ffee"));
+  EXPECT_FALSE(may_be_one_kernel("c0ffee", "decaf"));
+  EXPECT_FALSE(own.empty());
+  fs::remove_all(folder);
+}
+
 TEST(RendezvousAddress, Tcp) {
   const auto v4 = parse_tcp("tcp://10.0.0.1:7000");
   ASSERT_TRUE(v4.ok());
