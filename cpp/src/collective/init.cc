@@ -163,9 +163,10 @@ class Gathering {
       if (ask_interrupted()) return interrupted_status();
       const Deadline next = Deadline::after(pause);
       if (!deadline_.is_never() && next.when() >= deadline_.when()) {
-        return Status(Code::timeout, "rank " + std::to_string(launch_.rank) + " of " + std::to_string(launch_.size) +
-                                         " did not find rank 0 at " + launch_.rendezvous + " before the deadline (last attempt: " +
-                                         outcome.status().str() + "); is rank 0 running, with the same rendezvous?");
+        return Status(Code::timeout,
+                      "rank " + std::to_string(launch_.rank) + " of " + std::to_string(launch_.size) + " did not find rank 0 at " +
+                          launch_.rendezvous + " before the deadline (last attempt: " + outcome.status().str() +
+                          "); is rank 0 running, with the same rendezvous? HMC_RENDEZVOUS sets that of every process");
       }
       std::this_thread::sleep_for(pause);
       pause = std::min(pause * 3 / 2, std::chrono::milliseconds(50));

@@ -1,8 +1,10 @@
 #include "collective/launch.h"
 
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <charconv>
 #include <cstdlib>
 #include <initializer_list>
@@ -24,8 +26,8 @@ struct Numbers {
 
 class Reader {
  public:
-  Reader(const EnvReader& env, const std::function<Result<std::string>()>& sockets_in, int parent_pid)
-      : env_(env), sockets_in_(sockets_in), parent_pid_(parent_pid) {}
+  Reader(const EnvReader& env, const std::function<Result<std::string>()>& sockets_in, const std::string& starter)
+      : env_(env), sockets_in_(sockets_in), starter_(starter) {}
 
   Result<LaunchInfo> read() const {
     if (any({"HMC_RANK", "HMC_SIZE"})) return hmc_run();
@@ -112,7 +114,6 @@ class Reader {
     return {text, 16};
   }
   [[nodiscard]] std::string text(std::string_view name) const { return env_(name).value_or(""); }
-  [[nodiscard]] std::string parent() const { return "parent " + std::to_string(parent_pid_); }
 
   static Status nowhere(std::string_view launcher) {
     return {Code::invalid_argument, "the job spans several hosts, and " + std::string(launcher) +
@@ -157,7 +158,7 @@ class Reader {
   [[nodiscard]] Result<LaunchInfo> openmpi() const {
     HMC_ASSIGN(auto info, numbers("openmpi", {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK",
                                               "OMPI_COMM_WORLD_LOCAL_SIZE"}));
-    std::string job = parent();
+    std::string job = starter_;
     for (const auto name : {"PMIX_NAMESPACE", "OMPI_MCA_orte_ess_jobid", "OMPI_MCA_ess_base_jobid"}) {
       if (const auto id = env_(name)) {
         job = *id;
@@ -169,7 +170,7 @@ class Reader {
 
   [[nodiscard]] Result<LaunchInfo> mpich() const {
     HMC_ASSIGN(auto info, numbers("mpich", {"PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"}));
-    return meet(std::move(info), parent(), nowhere("MPICH"));
+    return meet(std::move(info), env_("PMI_PORT") ? "port " + text("PMI_PORT") : starter_, nowhere("MPICH"));
   }
 
   [[nodiscard]] Result<LaunchInfo> slurm() const {
@@ -199,7 +200,7 @@ class Reader {
 
   const EnvReader& env_;
   const std::function<Result<std::string>()>& sockets_in_;
-  const int parent_pid_;
+  const std::string& starter_;
 };
 
 std::optional<std::string> process_env(std::string_view name) {
@@ -248,11 +249,31 @@ std::optional<int> slurm_tasks_on(std::string_view tasks_per_node, int node) {
   return std::nullopt;
 }
 
-Result<LaunchInfo> read_launch(const EnvReader& env, const std::function<Result<std::string>()>& sockets_in, int parent_pid) {
-  return Reader(env, sockets_in, parent_pid).read();
+Result<LaunchInfo> read_launch(const EnvReader& env, const std::function<Result<std::string>()>& sockets_in,
+                               const std::string& starter) {
+  return Reader(env, sockets_in, starter).read();
 }
 
-Result<LaunchInfo> detect_launch() { return read_launch(process_env, private_directory, getppid()); }
+std::string starter_of_this_host() {
+  pid_t pid = getppid();
+  int fd = -1;
+  const std::string text = process_env("PMI_FD").value_or("");
+  if (std::from_chars(text.data(), text.data() + text.size(), fd).ec == std::errc()) {
+    ucred made_by{};
+    socklen_t size = sizeof made_by;
+    // A pair of sockets has the credentials of the process that made it, whoever inherited them. The number may be another's by
+    // now.
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &made_by, &size) == 0 && size == sizeof made_by && made_by.pid > 0 &&
+        made_by.pid != getpid()) {
+      pid = made_by.pid;
+    }
+  }
+  std::array<char, 64> space{};  // containers that share a directory number their processes alike
+  const ssize_t length = readlink("/proc/self/ns/pid", space.data(), space.size());
+  return std::to_string(pid) + " " + std::string(space.data(), length > 0 ? static_cast<std::size_t>(length) : 0);
+}
+
+Result<LaunchInfo> detect_launch() { return read_launch(process_env, private_directory, starter_of_this_host()); }
 
 Result<LaunchInfo> resolve_launch(const InitOptions& options) {
   if ((options.rank < 0) != (options.size < 0)) {
@@ -263,7 +284,7 @@ Result<LaunchInfo> resolve_launch(const InitOptions& options) {
     const auto env = [&](std::string_view name) {
       return name == "HMC_RENDEZVOUS" && !options.rendezvous.empty() ? std::optional(options.rendezvous) : process_env(name);
     };
-    HMC_ASSIGN(auto info, read_launch(env, private_directory, getppid()));
+    HMC_ASSIGN(auto info, read_launch(env, private_directory, starter_of_this_host()));
     if (!options.rendezvous.empty()) info.rendezvous = options.rendezvous;  // of a process that no launcher started, too
     return info;
   }

@@ -15,8 +15,13 @@ namespace hmc {
 using EnvReader = std::function<std::optional<std::string>(std::string_view name)>;
 
 // Precedence: hmc run, torchrun, Open MPI, MPICH, Slurm, none. `sockets_in`: directory for rendezvous of processes of one host.
+// `starter`: as starter_of_this_host().
 // Errors: invalid_argument for a half-set environment, and where processes of several hosts have no address to meet at.
-Result<LaunchInfo> read_launch(const EnvReader& env, const std::function<Result<std::string>()>& sockets_in, int parent_pid);
+Result<LaunchInfo> read_launch(const EnvReader& env, const std::function<Result<std::string>()>& sockets_in,
+                               const std::string& starter);
+// What stands for the job among the jobs of this host where its launcher gives it no name: the process that started those of this
+// host. That is the parent, or MPICH's proxy also behind a shell, where the parents of the ranks differ.
+std::string starter_of_this_host();
 
 // The launch that `options` ask for, with what they leave open taken from the environment.
 Result<LaunchInfo> resolve_launch(const InitOptions& options);

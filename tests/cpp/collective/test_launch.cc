@@ -1,7 +1,13 @@
 // What is read from launchers' environments.
 #include <gtest/gtest.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <array>
+#include <cstdlib>
 #include <map>
+#include <string>
 
 #include "collective/launch.h"
 #include "testing.h"
@@ -18,7 +24,7 @@ Result<LaunchInfo> read(const Env& env, int parent = 77) {
         if (found == env.end() || found->second.empty()) return std::nullopt;
         return found->second;
       },
-      [] { return Result<std::string>(std::string("/private")); }, parent);
+      [] { return Result<std::string>(std::string("/private")); }, std::to_string(parent));
 }
 
 Env with(Env env, const Env& more) {
@@ -139,6 +145,45 @@ TEST(Launch, Mpich) {
   EXPECT_EQ(info->launcher, "mpich");
   EXPECT_EQ(info->size, 2);
   EXPECT_TRUE(info->rendezvous.starts_with("unix:/private/job-"));
+  EXPECT_NE(read(mpich_env, 5)->rendezvous, read(mpich_env, 6)->rendezvous);
+  // Of its own name, where it has one.
+  const Env by_port = with(mpich_env, {{"PMI_PORT", "node:4711"}});
+  EXPECT_EQ(read(by_port, 5)->rendezvous, read(by_port, 6)->rendezvous);
+  EXPECT_NE(read(by_port)->rendezvous, read(with(by_port, {{"PMI_PORT", "node:4712"}}))->rendezvous);
+}
+
+// Each rank has a parent of its own where a shell starts it.
+TEST(Launch, MpichsProxyIsKnownBehindAShell) {
+  std::array<int, 2> pair{};
+  ASSERT_EQ(socketpair(AF_UNIX, SOCK_STREAM, 0, pair.data()), 0);
+  const std::string fd = std::to_string(pair[1]);
+  const auto seen_by_grandchild = [&](bool has_fd) {
+    std::array<int, 2> ends{};
+    EXPECT_EQ(pipe(ends.data()), 0);
+    if (fork() == 0) {
+      if (has_fd) setenv("PMI_FD", fd.c_str(), 1);
+      if (fork() == 0) {
+        const std::string starter = starter_of_this_host();
+        _exit(write(ends[1], starter.data(), starter.size()) > 0 ? 0 : 1);
+      }
+      wait(nullptr);
+      _exit(0);
+    }
+    close(ends[1]);
+    std::array<char, 128> text{};
+    const ssize_t length = ::read(ends[0], text.data(), text.size());
+    close(ends[0]);
+    wait(nullptr);
+    return std::string(text.data(), length > 0 ? static_cast<std::size_t>(length) : 0);
+  };
+  const std::string first = seen_by_grandchild(true);
+  EXPECT_TRUE(first.starts_with(std::to_string(getpid()) + " ")) << first;
+  EXPECT_EQ(first, seen_by_grandchild(true));
+  EXPECT_NE(seen_by_grandchild(false), seen_by_grandchild(false));
+  setenv("PMI_FD", "9999", 1);  // closed, or of no socket
+  EXPECT_TRUE(starter_of_this_host().starts_with(std::to_string(getppid()) + " "));
+  unsetenv("PMI_FD");
+  for (const int end : pair) close(end);
 }
 
 TEST(Launch, Slurm) {
