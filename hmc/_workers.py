@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import queue
 import threading
@@ -14,12 +15,14 @@ __all__ = ["run_on_thread"]
 _KEPT = 5.0  # seconds without work
 _MOST_KEPT = 8
 
+_Given = queue.SimpleQueue[tuple[Callable[[], None], str]]
+
 
 class _Worker:
     """A thread that does one piece of work after another."""
 
     def __init__(self) -> None:
-        self.given: queue.SimpleQueue[tuple[Callable[[], None], str]] = queue.SimpleQueue()
+        self.given: _Given = queue.SimpleQueue()
 
     def main(self) -> None:
         while (given := self._next()) is not None:
@@ -28,7 +31,7 @@ class _Worker:
             run()
             del given, run  # what they refer to is not kept
             threading.current_thread().name = "hmc idle"
-            _idle.append(self)
+            _idle.append(self.given)
             if len(_idle) > _MOST_KEPT and self._leaves():
                 return
 
@@ -41,24 +44,24 @@ class _Worker:
     def _leaves(self) -> bool:
         """False where it is about to be given work."""
         try:
-            _idle.remove(self)
+            _idle.remove(self.given)
         except ValueError:
             return False
         return True
 
 
-# Without a lock, which a signal's handler might find taken: each use is one call of list.
-_idle: list[_Worker] = []
+# What workers without work wait at. Without a lock, which a signal's handler might find taken: each use is one call of list.
+_idle: list[_Given] = []
 os.register_at_fork(after_in_child=_idle.clear)
 
 
 def run_on_thread(run: Callable[[], None], name: str) -> None:
     """Runs it on a daemon thread of that name. Raises OutOfMemoryError where the system refuses another one. Any thread."""
     try:
-        worker = _idle.pop()
+        # Takes a worker and gives it the work in one call, which no Python code is part of: an exception that a signal's handler
+        # raises in between would leave a worker that nobody gives work any more, and that waits for it for ever.
+        next(map(queue.SimpleQueue.put, iter(_idle.pop, None), itertools.repeat((run, name))))
     except IndexError:
         worker = _Worker()
         worker.given.put((run, name))
         start_thread(worker.main, name)
-    else:
-        worker.given.put((run, name))
