@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import struct
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import hmc
@@ -30,11 +30,25 @@ class _Said(NamedTuple):
 
 
 class _Receive:
-    """A posted receive."""
+    """A receive of one rank's message."""
 
-    def __init__(self, communicator: hmc.Communicator, rank: int) -> None:
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
         self._into = bytearray(_HEAD.size + _LONGEST_TEXT)
-        self.work = communicator.irecv(self._into, rank, TAG)
+        self._posted: list[hmc.Work] = []  # none or one
+
+    def post(self, communicator: hmc.Communicator) -> None:
+        # In one call that no Python code is part of: a signal's handler that raised in between would leave a receive that takes a
+        # message of a later call, and that nobody knows.
+        self._posted.extend(map(communicator.irecv, (self._into,), (self.rank,), (TAG,)))
+
+    @property
+    def work(self) -> hmc.Work:
+        return self._posted[0]
+
+    @property
+    def over(self) -> bool:
+        return all(work.done for work in self._posted)
 
     def said(self) -> _Said:
         """Once it is complete. Raises its error."""
@@ -46,7 +60,9 @@ class _Receive:
         return _Said(number, code, text.decode(errors="replace"))
 
     def withdraw(self) -> _Said | None:
-        """None: it was withdrawn, and its message is left to the next receive, or it failed."""
+        """None: it was withdrawn, and its message is left to the next receive, or it failed. May be called again."""
+        if not self._posted:
+            return None
         with contextlib.suppress(hmc.HmcError):
             try:
                 self.work.cancel()
@@ -72,6 +88,10 @@ class MonitoredBarrier:
         self._communicator = communicator
         self._numbers = itertools.count(_EVERY_CALL + 1)
         self._ended: hmc.HmcError | None = None  # why no later call can succeed
+        # What an interrupt of a call leaves to the next one: receives that may take a message, and, at rank 0, ranks that wait for
+        # an answer, with the numbers of their calls.
+        self._receives: list[_Receive] = []
+        self._waiting: dict[int, int] = {}
 
     def wait(self, seconds: float, wait_all_ranks: bool) -> None:
         """Raises the error of rank 0 at every rank that came; HmcTimeoutError where rank 0 did not come."""
@@ -82,21 +102,40 @@ class MonitoredBarrier:
         else:
             self._wait_for_answer(seconds)
 
+    def _receive(self, rank: int) -> _Receive:
+        receive = _Receive(rank)
+        self._receives.append(receive)
+        receive.post(self._communicator)
+        return receive
+
+    def _end_receives(self, note: Callable[[int, _Said], object]) -> None:
+        """Withdraws all. Calls ``note`` with a rank and its message for those that have one, perhaps again after an interrupt."""
+        for receive in tuple(self._receives):
+            if (said := receive.withdraw()) is not None:
+                note(receive.rank, said)
+            if receive.over:
+                self._receives.remove(receive)
+
     # ---- the other ranks ----
 
     def _wait_for_answer(self, seconds: float) -> None:
-        number, receive = next(self._numbers), _Receive(self._communicator, 0)
+        answers: list[_Said] = []
+        self._end_receives(lambda _, said: answers.append(said))
+        number = next(self._numbers)
         # Rank 0 waits as long, from when it comes.
         deadline = Deadline(2 * seconds)
         try:
+            receive = self._receive(0)
             self._communicator.send(_HEAD.pack(number, _WAITS), 0, TAG, timeout=seconds)
-            receive.work.wait(deadline.left())
-            while (said := receive.said()).number not in (number, _EVERY_CALL):
-                receive = _Receive(self._communicator, 0)
+            while self._answer_among(answers, number) is None:
                 receive.work.wait(deadline.left())
+                answers.append(receive.said())
+                self._receives.remove(receive)
+                if self._answer_among(answers, number) is None:
+                    receive = self._receive(0)
         except BaseException as error:
-            late = receive.withdraw()
-            if late is None or late.number not in (number, _EVERY_CALL):
+            self._end_receives(lambda _, said: answers.append(said))
+            if self._answer_among(answers, number) is None:
                 self._send([0], _HEAD.pack(number, _LEFT))
                 if isinstance(error, hmc.HmcTimeoutError):
                     raise hmc.HmcTimeoutError(
@@ -105,44 +144,45 @@ class MonitoredBarrier:
                 raise
             if not isinstance(error, hmc.HmcError):
                 raise
-            said = late
-        if said.code != _PASSED:
+        said = self._answer_among(answers, number)
+        if said is not None and said.code != _PASSED:
             failure = BY_CODE.get(said.code, hmc.HmcError)(f"monitored_barrier: rank 0 reports: {said.text}")
             if said.number == _EVERY_CALL:
                 self._ended = failure
             raise failure
+
+    @staticmethod
+    def _answer_among(answers: list[_Said], number: int) -> _Said | None:
+        """The answer to that call; others are to earlier ones, which gave up."""
+        return next((said for said in answers if said.number in (number, _EVERY_CALL)), None)
 
     # ---- rank 0 ----
 
     def _wait_for_ranks(self, seconds: float, wait_all_ranks: bool) -> None:
         deadline = Deadline(seconds)
         ranks = range(1, self._communicator.size)
-        waiting: dict[int, int] = {}  # ranks, and the numbers of their calls
         failure: BaseException | None = None
-        while failure is None and len(waiting) < len(ranks):
-            receives: dict[int, _Receive] = {}
+        self._end_receives(self._note)
+        while failure is None:
             try:
-                for rank in ranks:
-                    receives[rank] = _Receive(self._communicator, rank)
-                self._collect(receives, waiting, deadline)
+                self._collect({rank: self._receive(rank) for rank in ranks}, deadline)
             except BaseException as error:
                 failure = error
-            for rank, receive in receives.items():
-                if (said := receive.withdraw()) is not None:
-                    _note(waiting, rank, said)
-            missing = [rank for rank in ranks if rank not in waiting]
+            self._end_receives(self._note)
+            missing = [rank for rank in ranks if rank not in self._waiting]
             if isinstance(failure, hmc.HmcTimeoutError):
                 named = missing if wait_all_ranks else missing[:1]
                 text = ("rank " if len(named) == 1 else "ranks ") + ", ".join(map(str, named))
                 failure = hmc.HmcTimeoutError(f"{text} did not come within {seconds:g} s") if missing else None
+            if not missing:
+                break
         if failure is not None:
-            raise self._reported(failure, waiting)
-        for rank, number in waiting.items():
-            self._send([rank], _HEAD.pack(number, _PASSED))
+            raise self._reported(failure)
+        self._answer(_PASSED)
 
-    def _collect(self, receives: dict[int, _Receive], waiting: dict[int, int], deadline: Deadline) -> None:
+    def _collect(self, receives: dict[int, _Receive], deadline: Deadline) -> None:
         """Returns when all ranks wait, as far as their messages have come."""
-        while len(waiting) < len(receives):
+        while len(self._waiting) < len(receives):
             hmc.wait_any([receive.work for receive in receives.values()], deadline.left())
             for rank in receives:
                 while receives[rank].work.done:
@@ -150,15 +190,21 @@ class MonitoredBarrier:
                         said = receives[rank].said()
                     except hmc.HmcError as error:
                         raise type(error)(f"no message from rank {rank}: {error}") from error
-                    _note(waiting, rank, said)
-                    receives[rank] = _Receive(self._communicator, rank)
+                    self._note(rank, said)
+                    self._receives.remove(receives[rank])
+                    receives[rank] = self._receive(rank)
 
-    def _reported(self, failure: BaseException, waiting: dict[int, int]) -> BaseException:
+    def _note(self, rank: int, said: _Said) -> None:
+        """What a rank has sent to rank 0."""
+        if said.code == _WAITS:
+            self._waiting[rank] = said.number
+        elif self._waiting.get(rank) == said.number:
+            del self._waiting[rank]
+
+    def _reported(self, failure: BaseException) -> BaseException:
         """Sends an error to the ranks that wait for an answer. Returns the error for this rank."""
         if not isinstance(failure, hmc.HmcError):
-            text = f"it was interrupted by {type(failure).__name__}".encode()
-            for rank, number in waiting.items():
-                self._send([rank], _HEAD.pack(number, _CODES[hmc.HmcCancelledError]) + text)
+            self._answer(_CODES[hmc.HmcCancelledError], f"it was interrupted by {type(failure).__name__}".encode())
             return failure
         code, text = _CODES.get(type(failure), 0xFF), str(failure).encode()[:_LONGEST_TEXT]
         own = type(failure)(f"monitored_barrier: {failure}")
@@ -168,20 +214,17 @@ class MonitoredBarrier:
             self._ended = own
             self._send(range(1, self._communicator.size), _HEAD.pack(_EVERY_CALL, code) + text)
         else:
-            for rank, number in waiting.items():
-                self._send([rank], _HEAD.pack(number, code) + text)
+            self._answer(code, text)
         return own
+
+    def _answer(self, code: int, text: bytes = b"") -> None:
+        """To the ranks that wait, perhaps again after an interrupt."""
+        for rank, number in tuple(self._waiting.items()):
+            self._send([rank], _HEAD.pack(number, code) + text)
+            del self._waiting[rank]
 
     def _send(self, ranks: Iterable[int], message: bytes) -> None:
         """To the ranks that can be reached."""
         for rank in ranks:
             with contextlib.suppress(hmc.HmcError):
                 self._communicator.isend(message, rank, TAG)
-
-
-def _note(waiting: dict[int, int], rank: int, said: _Said) -> None:
-    """What a rank has sent to rank 0."""
-    if said.code == _WAITS:
-        waiting[rank] = said.number
-    elif waiting.get(rank) == said.number:
-        del waiting[rank]
