@@ -1,5 +1,6 @@
 #include "progress/background_thread.h"
 
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -36,6 +37,8 @@ void BackgroundThread::run(const std::weak_ptr<const void>& owner) {
       watch.end();
     } else {
       nap = watch.round();
+      const auto retry = dispatcher_.retry();
+      if (nap && retry) nap->until = std::min(nap->until, *retry);
     }
     kept.reset();
     if (gone || leave) return;

@@ -1,5 +1,7 @@
 #include "progress/dispatcher.h"
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -13,6 +15,11 @@
 #include "base/thread.h"
 
 namespace hmc {
+namespace {
+
+constexpr auto retry_every = std::chrono::milliseconds(100);
+
+}  // namespace
 
 // Shared with the thread, which may outlive the Dispatcher when that ends inside a callback.
 struct Dispatcher::State {
@@ -22,6 +29,8 @@ struct Dispatcher::State {
   std::unique_ptr<std::thread> thread;  // joined by stop()
   bool running = false;                 // some thread serves the queue
   bool stopping = false;                // the thread ends when the queue is empty
+  TimePoint retry_at;                   // where it lacks a thread
+  std::atomic<bool> lacks_thread{false};
 };
 
 Dispatcher::Dispatcher() : state_(std::make_shared<State>()) {}
@@ -58,11 +67,18 @@ void Dispatcher::dispatch(std::function<void()> function) {
     state_->changed.notify_one();
     return;
   }
+  const bool before = state_->lacks_thread.load();
+  if (!start() && !before)
+    log(LogLevel::error, "no thread for callbacks could be started (limit of processes reached?); they wait until one can");
+}
+
+// Its mutex is held.
+bool Dispatcher::start() {
   auto thread = start_thread("hmc-dispatch", [state = state_] { run(state); });
+  state_->lacks_thread.store(thread == nullptr);
   if (!thread) {
-    log(LogLevel::error,
-        "no thread for callbacks could be started (limit of processes reached?); trying again at the next callback");
-    return;
+    state_->retry_at = Deadline::Clock::now() + retry_every;
+    return false;
   }
   state_->running = true;
   if (state_->stopping) {
@@ -70,6 +86,20 @@ void Dispatcher::dispatch(std::function<void()> function) {
   } else {
     state_->thread = std::move(thread);
   }
+  return true;
+}
+
+bool Dispatcher::lacks_thread() const noexcept { return state_ && state_->lacks_thread.load(); }
+
+std::optional<Dispatcher::TimePoint> Dispatcher::retry() {
+  if (!lacks_thread()) return std::nullopt;
+  const std::scoped_lock lock(state_->mutex);
+  if (state_->running || state_->queue.empty()) {
+    state_->lacks_thread.store(false);
+    return std::nullopt;
+  }
+  if (Deadline::Clock::now() >= state_->retry_at && start()) return std::nullopt;
+  return state_->retry_at;
 }
 
 void Dispatcher::stop() {

@@ -3,8 +3,10 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <thread>
-#include <vector>
+
+#include "hmc/deadline.h"
 
 namespace hmc {
 
@@ -17,6 +19,11 @@ class Dispatcher {
   Dispatcher& operator=(const Dispatcher&) = delete;
 
   void dispatch(std::function<void()> function);
+  using TimePoint = Deadline::Clock::time_point;
+  // The system refused the thread, and something waits for it: retry() is to be called.
+  [[nodiscard]] bool lacks_thread() const noexcept;
+  // Starts the thread, if that is due. Returns when to call it again; none: no need.
+  std::optional<TimePoint> retry();
   // Returns once everything dispatched so far has run; on the dispatcher thread itself it returns at once, and the rest runs when
   // the callback has unwound. What is dispatched later runs on a thread that ends when it has nothing left.
   void stop();
@@ -26,6 +33,7 @@ class Dispatcher {
  private:
   struct State;
   static void run(const std::shared_ptr<State>& state);
+  bool start();
   void run_here();
   std::shared_ptr<State> state_;
 };

@@ -101,6 +101,7 @@ void Engine::retire(std::shared_ptr<const void> owner) {
 
 bool Engine::poll_once() {
   if (core_.rounds.pollables().in_round() || forked()) return false;
+  retry_dispatcher();
   core_.drivers.count();
   core_.answer_kicks();
   core_.take_over();
@@ -110,18 +111,22 @@ bool Engine::poll_once() {
 // ---- lock not held ----
 
 bool Engine::drive(Deadline deadline, const std::function<bool()>& done) {
+  retry_dispatcher();
   return Drive<FunctionDone>(core_, background_, deadline, FunctionDone{done}).run();
 }
 
 bool Engine::drive_flag(Deadline deadline, const std::atomic<std::uint32_t>& flag) {
   if (flag.load(std::memory_order_acquire) != 0) return true;
+  retry_dispatcher();
   return Drive<FlagDone>(core_, background_, deadline, FlagDone{flag}).run();
 }
 
 // ---- lock held or not ----
 
 void Engine::dispatch(std::function<void()> function) {
-  if (!forked()) dispatcher_.dispatch(std::move(function));
+  if (forked()) return;
+  dispatcher_.dispatch(std::move(function));
+  if (dispatcher_.lacks_thread()) core_.role.ring();  // the background thread retries
 }
 
 }  // namespace hmc

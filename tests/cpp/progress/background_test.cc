@@ -1,11 +1,14 @@
 // The background thread: it finishes what nobody waits for, and never keeps others out.
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
 #include <thread>
 #include <vector>
 
 #include "progress/engine.h"
 #include "progress/engine_testing.h"
+#include "testing.h"
 
 namespace hmc {
 namespace {
@@ -40,6 +43,32 @@ TEST(Engine, BackgroundThreadFinishesKickedWorkWithoutWaiters) {
   engine->stop();
   const auto lock = engine->lock();
   engine->remove(poller);
+}
+
+// The system refuses their thread for a while, and no other callback follows.
+TEST(Engine, CallbacksRunOnceThereCanBeAThreadForThem) {
+  for (const Progress progress : {Progress::background, Progress::manual}) {
+    auto engine = Engine::create(progress).value();
+    Poller poller;
+    {
+      const auto lock = engine->lock();
+      engine->add(poller);
+    }
+    std::atomic<int> ran{0};
+    {
+      const testing::NoThreads refused;
+      for (int i = 0; i < 3; ++i) engine->dispatch([&ran, i] { ran.store(ran.load() * 10 + i + 1); });
+      std::this_thread::sleep_for(std::chrono::milliseconds(250));
+      EXPECT_EQ(ran.load(), 0);
+    }
+    EXPECT_TRUE(eventually([&] {
+      if (progress == Progress::manual) engine->drive(Deadline::after(std::chrono::milliseconds(1)), [] { return false; });
+      return ran.load() == 123;
+    })) << ran.load();
+    engine->stop();
+    const auto lock = engine->lock();
+    engine->remove(poller);
+  }
 }
 
 TEST(Engine, BackgroundThreadStandsAsideForPromptDriversAndMissesNothing) {
