@@ -54,9 +54,11 @@ def _list(part: Any, axis: Axis, number: int) -> Axis:
         raise InvalidArgumentError(
             f"index {part!r} of axis {number}: pass an integer, a slice or a one-dimensional list of integers"
         )
-    chosen = chosen.astype(np.int64)
-    wrapped = np.where(chosen < 0, chosen + axis.extent, chosen)
+    signed = chosen.astype(np.int64)
+    wrapped = np.where(signed < 0, signed + axis.extent, signed)
     wrong = (wrapped < 0) | (wrapped >= axis.extent)
+    if chosen.dtype.kind == "u":
+        wrong |= signed < 0  # 2**63 and more
     if wrong.any():
         raise InvalidArgumentError(f"index {chosen[wrong][0]} of axis {number} lies outside its {axis.extent} entries")
     return Axis(len(wrapped), 0, axis.offsets()[wrapped])

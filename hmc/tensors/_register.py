@@ -33,7 +33,7 @@ def describe(array: Any) -> Description:
     if isinstance(array, _core.Memory | _core.ConnBuffer):
         return Description("uint8", (array.nbytes,), (1,))
     if isinstance(array, bytes | bytearray | memoryview):
-        array = np.asarray(array)
+        array = np.asarray(memoryview(array))  # of bytes itself NumPy makes a text
     if hasattr(array, "dtype") and hasattr(array, "shape"):
         return _described(array.dtype, array.shape, _strides_of(array))
     interface = getattr(array, "__cuda_array_interface__", None) or getattr(array, "__array_interface__", None)

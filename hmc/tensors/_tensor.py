@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -93,6 +93,10 @@ class Tensor:
             raise TypeError("len() of a Tensor without axes")
         return self._axes[0].extent
 
+    def __iter__(self) -> Iterator[Tensor]:
+        """The parts along the first axis."""
+        return map(self.__getitem__, range(len(self)))
+
     def __getitem__(self, index: Any) -> Tensor:
         offset, axes = index_axes(self._axes, index)
         return Tensor(self._buffer, self._dtype, axes, self._offset + offset)
@@ -103,12 +107,14 @@ class Tensor:
     def blocks(self, nbytes: int | None = None) -> Blocks:
         """The elements in C order as blocks of one length: of ``nbytes`` bytes, default as long as they are contiguous.
 
-        InvalidArgumentError where ``nbytes`` does not divide the contiguous length.
+        A tensor without elements has none, of any length. InvalidArgumentError where ``nbytes`` does not divide the contiguous
+        length.
         """
         length, offsets = runs(self._axes, self.itemsize)
-        if nbytes is None:
-            nbytes = length
-        elif nbytes < 1 or length % nbytes:
+        nbytes = length if nbytes is None else whole("nbytes", nbytes, 1)
+        if not len(offsets):
+            return Blocks(nbytes, offsets)
+        if length % nbytes:
             raise InvalidArgumentError(f"blocks of {nbytes} bytes: contiguous parts have {length} bytes; pass a divisor of that")
         inside = np.arange(0, length, nbytes, dtype=np.int64)
         return Blocks(nbytes, (offsets[:, None] + inside + self._offset).reshape(-1))
@@ -153,10 +159,17 @@ class Tensor:
 
     @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
-        """Version 3 of the protocol. AttributeError where it is not customary (CPU memory), and for a type without a code."""
+        """Version 3 of the protocol.
+
+        AttributeError where it is not customary (CPU memory), for a type without a code, for a part chosen by a list, and for
+        bytes at a peer.
+        """
         if self._dtype.startswith(("bfloat", "float8")):
             raise AttributeError(f"__cuda_array_interface__ has no code for {self._dtype}: use DLPack")
-        described = self.memory().__cuda_array_interface__
+        try:
+            described = self.memory().__cuda_array_interface__
+        except UnsupportedError as error:  # hasattr() passes on what is no AttributeError
+            raise AttributeError(str(error)) from None
         return {**described, "shape": self.shape, "typestr": np.dtype(self._dtype).str, "strides": self.strides}
 
     def _element_strides(self) -> tuple[int, ...]:

@@ -283,3 +283,42 @@ def test_types_in_another_byte_order_are_refused_also_once_the_type_is_known() -
         for _ in range(2):
             with pytest.raises(InvalidArgumentError, match="element type"):
                 _dtypes.name_of(other)
+
+
+def test_a_tensor_is_iterable_along_its_first_axis() -> None:
+    array = numbered((3, 4), "i4", 1)
+    view = tensors.view(hmc.Memory.from_array(array), "int32", array.shape)
+    assert [part.numpy().tolist() for part in view] == array.tolist()
+    assert [part.offset for part in view[[2, 0]]] == [32, 0]
+    with pytest.raises(TypeError):
+        iter(view[0, 0])
+
+
+def test_lengths_of_blocks() -> None:
+    view = tensors.view(hmc.Memory(4096), "float32", (4, 16, 16))
+    for empty in (view[[]], view[0:0]):
+        assert (empty.blocks(1024).nbytes, len(empty.blocks(1024).offsets)) == (1024, 0)
+    for wrong in (2.0, True, "2"):
+        with pytest.raises(TypeError, match="nbytes must be an int"):
+            view.blocks(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="nbytes is 0"):
+        view.blocks(0)
+
+
+def test_a_part_without_an_interface_lacks_the_attribute() -> None:
+    with hmc.init(0, 1) as comm:
+        remote = tensors.view(comm.exchange(comm.buffer(64), timeout=20)[0], "float32", (4, 4))
+        for part in (remote, tensors.view(hmc.Memory(64), "float32", (4, 4))[[0, 2]]):
+            assert not hasattr(part, "__cuda_array_interface__")
+
+
+def test_an_index_beyond_63_bits_is_not_taken_for_a_negative_one() -> None:
+    view = tensors.view(hmc.Memory(64), "float32", (4, 4))
+    with pytest.raises(InvalidArgumentError, match=f"index {2**64 - 1} of axis 0"):
+        view[np.array([2**64 - 1], np.uint64)]
+
+
+def test_bytes_are_registered_as_bytes() -> None:
+    with hmc.Context() as context:
+        tensor = tensors.register(context, b"abc", access="r")
+        assert (tensor.dtype, tensor.shape, tensor.numpy().tobytes()) == ("uint8", (3,), b"abc")
