@@ -155,3 +155,12 @@ def test_every_public_name_is_documented() -> None:
             for member, attribute in vars(value).items():
                 if not member.startswith("_") and (callable(attribute) or isinstance(attribute, property)):
                     assert attribute.__doc__, f"{name}.{member}"
+
+
+def test_payload_notifications_to_oneself_have_no_end() -> None:
+    with hmc.init(0, 1, devices=["cpu", "cpu"]) as comm:
+        first, second = comm.local
+        for member in (first, second):
+            for _ in range(5000):  # the window has 4096
+                first.notify(member.rank, b"payload", timeout=20)
+                assert member.notifications(timeout=20) == [(first.rank, b"payload")]

@@ -22,7 +22,11 @@ PeerImpl::PeerImpl(const std::shared_ptr<ContextImpl>& context, std::uint64_t se
       link_(*this, *context_.engine()),
       messages_(*this, *context_.engine()) {
   notify_slot_ = context_.notifier().table().add_peer();
-  if (!self) notify_slot_->grant = [this](std::uint64_t total) { posts_.grant(total); };
+  notify_slot_->grant = [this](std::uint64_t total) {
+    if (!is_self()) return posts_.grant(total);
+    static_cast<void>(notify_slot_->acknowledge(total));
+    if (!posts_.empty()) context_.peers().pump_soon(*this);
+  };
 }
 
 PeerImpl::~PeerImpl() {

@@ -352,5 +352,38 @@ TEST(OneSidedSelf, OwnBuffersThroughSelf) {
   EXPECT_EQ(peer->put(source, *remote).status().code(), Code::stale);
 }
 
+// What is taken returns its credit, as with every peer: the window is of what is queued.
+TEST(OneSidedSelf, PayloadsThroughSelfHaveNoEnd) {
+  const auto context = make_context();
+  const auto peer = *context.connect(context.addresses().front(), soon());
+  const auto source = *context.buffer(64);
+  const auto target = *context.buffer(64);
+  const auto remote = *peer.import(*target.descriptor(), soon());
+  const auto payload = pattern(3, 3);
+  const std::span<const std::byte> bytes(payload);
+  for (int i = 0; i < 3000; ++i) {  // more than the window in all
+    HMC_ASSERT_OK(peer.put(source, remote, {bytes, Complete::remote})->wait(soon()));
+    HMC_ASSERT_OK(peer.notify(bytes));
+    std::size_t seen = 0;
+    while (seen < 2) {
+      const auto got = peer.notifications(soon());
+      ASSERT_TRUE(got.ok()) << got.status().str();
+      ASSERT_FALSE(got->empty()) << i;
+      seen += got->size();
+    }
+  }
+  // Those held back for credit go on when there is some.
+  std::vector<Work> works;
+  for (int i = 0; i < 6000; ++i) works.push_back(*peer.put(source, remote, {bytes, Complete::remote}));
+  EXPECT_FALSE(works.back().done());
+  for (std::size_t seen = 0; seen < works.size();) {
+    const auto got = peer.notifications(soon());
+    ASSERT_TRUE(got.ok()) << got.status().str();
+    ASSERT_FALSE(got->empty()) << seen;
+    seen += got->size();
+  }
+  HMC_ASSERT_OK(wait_all(works, soon()));
+}
+
 }  // namespace
 }  // namespace hmc
