@@ -62,7 +62,7 @@ void bind_batch_of(Class& cls) {
 
 }  // namespace
 
-void bind_batch(py::module_& module, py::class_<Member>& member, py::class_<Communicator, CommunicatorHolder>& comm) {
+void bind_batch(py::module_& module, py::class_<Member, MemberHolder>& member, py::class_<Communicator, CommunicatorHolder>& comm) {
   py::class_<BatchBlock>(module, "Batch",
                          "Collectives that go together: the block of a with statement. Blocking collectives that its thread calls "
                          "on the Communicator return at once, and their results are there when the block has ended. An exception "

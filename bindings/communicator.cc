@@ -242,7 +242,7 @@ void bind_communicator(py::module_& module) {
   module.def("init", init, py::arg("rank") = -1, py::arg("size") = -1, py::arg("rendezvous") = "", py::arg("devices") = py::none(),
              py::arg("topology") = py::none(), py::arg("timeout") = 60.0);
 
-  py::class_<Member> member(
+  py::class_<Member, MemberHolder> member(
       module, "Member",
       "A card (or the CPU) in a Communicator: every rank-addressed call. Any thread; collectives in the same order everywhere.");
   member.def_property_readonly("rank", &Member::rank, "Rank of this Member.")

@@ -59,15 +59,17 @@ class LayoutArrays {
 };
 
 // {member: ...} forms of the Communicator's collectives, and topology().
-using CommunicatorHolder = std::unique_ptr<Communicator, WithoutGil<Communicator>>;  // its end may close
+// The end of either may close the Communicator.
+using CommunicatorHolder = std::unique_ptr<Communicator, WithoutGil<Communicator>>;
+using MemberHolder = std::unique_ptr<Member, WithoutGil<Member>>;
 void bind_members(py::class_<Communicator, CommunicatorHolder>& comm);
 // split(), shrink(), grow() and subgroup(), and join().
 void bind_groups(py::module_& module, py::class_<Communicator, CommunicatorHolder>& comm);
 // The collectives that reduce, and those with a root.
-void bind_reductions(py::class_<Member>& member, py::class_<Communicator, CommunicatorHolder>& comm);
+void bind_reductions(py::class_<Member, MemberHolder>& member, py::class_<Communicator, CommunicatorHolder>& comm);
 // Batch, and batch().
-void bind_batch(py::module_& module, py::class_<Member>& member, py::class_<Communicator, CommunicatorHolder>& comm);
+void bind_batch(py::module_& module, py::class_<Member, MemberHolder>& member, py::class_<Communicator, CommunicatorHolder>& comm);
 // plan() and islands().
-void bind_plans(py::class_<Member>& member, py::class_<Communicator, CommunicatorHolder>& comm);
+void bind_plans(py::class_<Member, MemberHolder>& member, py::class_<Communicator, CommunicatorHolder>& comm);
 
 }  // namespace hmc::bindings

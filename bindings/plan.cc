@@ -195,7 +195,7 @@ void bind_plan(py::module_& module) {
       "on each message; algorithm, exact: as the call takes them. At most 256 ranks.");
 }
 
-void bind_plans(py::class_<Member>& member, py::class_<Communicator, CommunicatorHolder>& comm) {
+void bind_plans(py::class_<Member, MemberHolder>& member, py::class_<Communicator, CommunicatorHolder>& comm) {
   bind_plan_of<Member>(member);
   bind_plan_of<Communicator>(comm);
   comm.def("islands", islands_of,

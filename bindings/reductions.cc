@@ -388,7 +388,7 @@ void bind_rooted(Class& cls) {
 
 }  // namespace
 
-void bind_reductions(py::class_<Member>& member, py::class_<Communicator, CommunicatorHolder>& comm) {
+void bind_reductions(py::class_<Member, MemberHolder>& member, py::class_<Communicator, CommunicatorHolder>& comm) {
   bind_reducing<Member>(member);
   bind_spreading<Member>(member);
   bind_rooted<Member>(member);
