@@ -16,8 +16,12 @@ void bind_device(py::module_& module) {
     return row;
   };
   module.def("runtimes", [as_dict] {
+    const auto runtimes = [] {
+      const ReleasedGil nogil;  // the first call opens vendors' libraries
+      return list_runtimes();
+    }();
     py::list all;
-    for (const auto& runtime : list_runtimes()) {
+    for (const auto& runtime : runtimes) {
       py::list found;
       for (const auto& info : runtime.devices) found.append(as_dict(info));
       py::list links;

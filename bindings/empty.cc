@@ -8,9 +8,15 @@
 namespace hmc::bindings {
 namespace {
 
-// Whether `device` is one of this process's. Opens the vendors' libraries, so only where one DLPack type stands for several.
+// Opens the vendors' libraries.
+auto runtimes_here() {
+  const ReleasedGil nogil;
+  return list_runtimes();
+}
+
+// Whether `device` is one of this process's. Asked only where one DLPack type stands for several.
 bool present(const Device& device) {
-  const auto runtimes = list_runtimes();
+  const auto runtimes = runtimes_here();
   return std::ranges::any_of(runtimes, [&](const auto& runtime) {
     return std::ranges::any_of(runtime.devices, [&](const auto& info) { return info.device == device; });
   });
@@ -41,7 +47,7 @@ std::optional<Device> named_device(py::handle array) {
 // The first device of the only vendor here whose libraries use __cuda_array_interface__, which names no device; else the CPU's.
 Device device_of_cuda_arrays() {
   std::vector<Device> candidates;
-  for (const auto& runtime : list_runtimes()) {
+  for (const auto& runtime : runtimes_here()) {
     if (interop_of(runtime.vendor).like_cuda && !runtime.devices.empty()) candidates.push_back(runtime.devices.front().device);
   }
   return candidates.size() == 1 ? candidates.front() : Device::cpu();

@@ -42,8 +42,12 @@ void bind_path(py::module_& module) {
   module.def("suggest_library", &suggest_library, py::arg("variable"), py::arg("path"));
   module.def("keygen", [] { return generate_job_key(); });
   module.def("transports", [] {
+    const auto transports = [] {
+      const ReleasedGil nogil;  // it opens libraries, and asks network cards
+      return list_transports();
+    }();
     py::list all;
-    for (const auto& info : list_transports()) {
+    for (const auto& info : transports) {
       py::dict row;
       row["name"] = info.name;
       row["available"] = info.available;

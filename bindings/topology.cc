@@ -88,21 +88,18 @@ void bind_topology(py::module_& module) {
       .def_static(
           "load",
           [](const py::object& file) {
-            const std::string name = file_of(file, "file");
-            return check([&name] {
-              const ReleasedGil nogil;
-              return Topology::load(name);
-            }());
+            const std::string path = file_of(file, "file");
+            const ReleasedGil nogil;
+            return check(Topology::load(path));
           },
           py::arg("file"), "Reads a file.")
       .def(
           "save",
           [](const Topology& self, const py::object& file) {
-            const std::string name = file_of(file, "file");
-            check([&name, topology = self] {
-              const ReleasedGil nogil;
-              return topology.save(name);
-            }());
+            const std::string path = file_of(file, "file");
+            const Topology copy = self;  // another thread may change this one meanwhile
+            const ReleasedGil nogil;
+            check(copy.save(path));
           },
           py::arg("file"),
           "Writes a file that load() reads, also meanwhile: it finds all of the new file, or what was there before.")
