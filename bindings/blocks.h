@@ -11,10 +11,13 @@ BlockBatch prepare_from(const py::iterable& pairs, std::size_t block, Prepare pr
   std::vector<Offsets> offsets;  // until the core has copied them
   std::vector<BlockPair> all;
   std::vector<py::tuple> tuples;
-  for (const py::handle item : pairs) tuples.push_back(py::cast<py::tuple>(item));
+  constexpr const char* wanted = "each pair is (ConnBuffer, local offsets, RemoteBuffer, remote offsets)";
+  for (const py::handle item : pairs) {
+    if (PySequence_Check(item.ptr()) == 0) throw py::type_error(wanted);
+    tuples.push_back(py::cast<py::tuple>(item));
+  }
   offsets.reserve(2 * tuples.size());
   for (const py::tuple& pair : tuples) {
-    constexpr const char* wanted = "each pair is (ConnBuffer, local offsets, RemoteBuffer, remote offsets)";
     if (pair.size() != 4) refuse(wanted);
     if (!py::isinstance<ConnBuffer>(pair[0]) || !py::isinstance<RemoteBuffer>(pair[2])) throw py::type_error(wanted);
     offsets.push_back(offsets_of(pair[1], "local offsets"));

@@ -10,12 +10,12 @@
 namespace hmc::bindings {
 namespace {
 
-// An int counts for all local Members, a list has one for each.
+// An int counts for all local Members, a list has one for each. None: the fallback.
 std::vector<int> one_per_member(const py::object& value, const char* name, int fallback, std::size_t members) {
   if (value.is_none()) return std::vector<int>(members, fallback);
   if (!py::isinstance<py::sequence>(value)) return std::vector<int>(members, int_of<int>(value, name));
   std::vector<int> all;
-  for (const py::handle one : value) all.push_back(int_of<int>(one, name));
+  for (const py::handle one : value) all.push_back(one.is_none() ? fallback : int_of<int>(one, name));
   return all;
 }
 

@@ -15,6 +15,8 @@ namespace {
 
 using Buffers = std::vector<MemoryView>;
 using Extent = std::pair<std::uint64_t, std::uint64_t>;
+using Layers = Argument<Extent, "layers">;
+using Heads = Argument<Extent, "heads">;
 
 // The arrays of a cache: one, or a sequence of them.
 Buffers buffers_of(const py::sequence& arrays, bool writable) {
@@ -80,7 +82,7 @@ bool prepare_sums(const py::object& device, const py::object& dtype) {
 
 py::list runs(const Argument<Layout, "source">& source, const py::object& source_blocks, std::uint64_t source_first,
               const Argument<Layout, "target">& target, const py::object& target_blocks, std::uint64_t target_first,
-              std::uint64_t tokens, const Extent& layers, const Extent& heads) {
+              std::uint64_t tokens, const Layers& layers, const Heads& heads) {
   const Offsets from = offsets_of(source_blocks, "source blocks"), to = offsets_of(target_blocks, "target blocks");
   const LayoutMove move{
       *source, {from.values, source_first}, *target, {to.values, target_first}, tokens, 0, range_of(layers), range_of(heads)};
@@ -103,7 +105,7 @@ py::list runs(const Argument<Layout, "source">& source, const py::object& source
 std::uint64_t convert(const Argument<Layout, "source">& source, const py::sequence& source_arrays, const py::object& source_blocks,
                       std::uint64_t source_first, const Argument<Layout, "target">& target, const py::sequence& target_arrays,
                       const py::object& target_blocks, std::uint64_t target_first, std::uint64_t tokens, std::uint64_t position,
-                      const Extent& layers, const Extent& heads, bool digest) {
+                      const Layers& layers, const Heads& heads, bool digest) {
   const Buffers from = buffers_of(source_arrays, false), to = buffers_of(target_arrays, true);
   const Offsets from_blocks = offsets_of(source_blocks, "source blocks"), to_blocks = offsets_of(target_blocks, "target blocks");
   const LayoutMove move{*source,          {from_blocks.values, source_first},
@@ -117,12 +119,12 @@ std::uint64_t convert(const Argument<Layout, "source">& source, const py::sequen
 }
 
 LayoutSelection selection_of(const Layout& layout, const Offsets& blocks, std::uint64_t first, std::uint64_t tokens,
-                             std::uint64_t position, const Extent& layers, const Extent& heads) {
+                             std::uint64_t position, const Layers& layers, const Heads& heads) {
   return {layout, {blocks.values, first}, tokens, position, range_of(layers), range_of(heads)};
 }
 
 std::uint64_t digest(const Argument<Layout, "layout">& layout, const py::sequence& arrays, const py::object& blocks,
-                     std::uint64_t first, std::uint64_t tokens, std::uint64_t position, const Extent& layers, const Extent& heads) {
+                     std::uint64_t first, std::uint64_t tokens, std::uint64_t position, const Layers& layers, const Heads& heads) {
   const Buffers buffers = buffers_of(arrays, false);
   const Offsets list = offsets_of(blocks, "blocks");
   const auto read = readable(buffers);
@@ -131,8 +133,8 @@ std::uint64_t digest(const Argument<Layout, "layout">& layout, const py::sequenc
 }
 
 py::array_t<std::uint64_t> digests(const Argument<Layout, "layout">& layout, const py::sequence& arrays, const py::object& blocks,
-                                   std::uint64_t first, std::uint64_t tokens, std::uint64_t position, const Extent& layers,
-                                   const Extent& heads) {
+                                   std::uint64_t first, std::uint64_t tokens, std::uint64_t position, const Layers& layers,
+                                   const Heads& heads) {
   const Buffers buffers = buffers_of(arrays, false);
   const Offsets list = offsets_of(blocks, "blocks");
   const auto read = readable(buffers);
@@ -170,8 +172,9 @@ void bind_layout(py::module_& module) {
       .def("__hash__", [](const Layout& self) { return py::hash(py::str(self.str())); })
       .def(
           "packed",
-          [](const Layout& self, const Argument<Extent, "layers">& layers, const Argument<Extent, "heads">& heads,
-             const Count<"blocks">& blocks) { return check(self.packed(range_of(layers), range_of(heads), blocks)); },
+          [](const Layout& self, const Layers& layers, const Heads& heads, const Count<"blocks">& blocks) {
+            return check(self.packed(range_of(layers), range_of(heads), blocks));
+          },
           py::arg("layers"), py::arg("heads"), py::arg("blocks"),
           "The same order of axes, compact and in one buffer, for these (first, count) of layers and heads, and blocks.")
       .def_property_readonly(

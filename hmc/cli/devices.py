@@ -48,13 +48,13 @@ def vendor_list(text: str) -> list[str]:
 
 
 def simulation(simulated: Sequence[str], processes: int) -> dict[str, str]:
-    """Environment of the processes: at least two devices of each vendor, and as many that each process may have its own.
+    """Environment of the processes: two to eight devices of each vendor, so that each process may have its own where they suffice.
 
     The user's HMC_SIM_DEVICES comes first.
     """
     if not simulated:
         return {}
-    environment = testing.environment(*simulated, devices=max(2, -(-processes // len(simulated))))
+    environment = testing.environment(*simulated, devices=min(8, max(2, -(-processes // len(simulated)))))
     if os.environ.get("HMC_SIM_DEVICES"):
         del environment["HMC_SIM_DEVICES"]
     return environment

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hmc._arguments import flag, whole
+
 __all__ = ["LIBRARIES", "VENDORS", "environment", "library"]
 
 #: Vendors that can be simulated, by HMC's names, and the variable that names each one's library.
@@ -32,6 +34,9 @@ LIBRARIES = {
 }
 
 
+_MOST_DEVICES = 8  # of a vendor
+
+
 def library(vendor: str) -> str:
     """Path of the library that simulates ``vendor``.
 
@@ -50,9 +55,12 @@ def library(vendor: str) -> str:
 def environment(*vendors: str, devices: int = 2, libraries: bool = False) -> dict[str, str]:
     """Environment variables that put simulated devices in place of the real ones of ``vendors`` (default: all).
 
-    ``devices`` is their number per vendor. With ``libraries`` simulated collective libraries (NCCL, RCCL, MCCL, CNCL) carry out the
-    calls that name them, else none does. Set them before the process first asks HMC for a device, best before it starts.
+    ``devices`` is their number per vendor, 0 to 8. With ``libraries`` simulated collective libraries (NCCL, RCCL, MCCL, CNCL) carry
+    out the calls that name them, else none does. Set them before the process first asks HMC for a device, best before it starts.
+
+    Raises what :func:`library` raises; InvalidArgumentError for another number of devices.
     """
+    devices, libraries = whole("devices", devices, 0, _MOST_DEVICES), flag("libraries", libraries)
     chosen = vendors or tuple(VENDORS)
     paths = {each: library(each) for each in chosen}
     collective = {LIBRARIES[each]: paths[each] if libraries else "off" for each in chosen if each in LIBRARIES}

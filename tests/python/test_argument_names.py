@@ -261,3 +261,27 @@ def test_half_a_surrogate_is_no_text(live: dict[str, Any], call: Callable[[Any, 
 def test_a_vendor_that_cannot_be_simulated() -> None:
     with pytest.raises(ValueError, match="'cpu' is not a vendor"):
         testing.environment("cpu")
+
+
+def test_a_number_of_devices_that_cannot_be_simulated() -> None:
+    for wrong in (9, -1):
+        with pytest.raises(hmc.InvalidArgumentError, match=f"devices is {wrong}"):
+            testing.environment("cuda", devices=wrong)
+    with pytest.raises(TypeError, match="devices must be an int, not a str"):
+        testing.environment("cuda", devices="2")  # type: ignore[arg-type]
+
+
+def test_elements_of_wrong_types_inside_arguments(live: dict[str, Any]) -> None:
+    comm = live["Communicator"]
+    with pytest.raises(TypeError, match="each pair is"):
+        comm.prepare_blocks([1], 8)
+    with pytest.raises(TypeError, match="expected a Work, not a int"):
+        hmc.wait_all([1])  # type: ignore[list-item]
+    described = layout.Layout("L=1 B=1 H=1 N=4 (kv D=8) f32")
+    for name in ("layers", "heads"):
+        with pytest.raises(TypeError, match=f"{name} must be a sequence, not a int"):
+            layout.digest(described, np.zeros(64, np.float32), [0], 4, **{name: 1})  # type: ignore[arg-type]
+
+
+def test_none_in_a_list_of_colors_joins_no_group(live: dict[str, Any]) -> None:
+    assert live["Communicator"].split([None], timeout=20) is None
