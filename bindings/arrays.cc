@@ -2,6 +2,7 @@
 #include <pybind11/numpy.h>
 
 #include <array>
+#include <atomic>
 #include <mutex>
 #include <vector>
 
@@ -15,11 +16,12 @@ namespace hmc::bindings {
 namespace {
 
 // References given up by threads that must not take the GIL (the engine's). Drained by the interpreter's main thread soon
-// (Py_AddPendingCall needs no GIL), or after a callback.
+// (Py_AddPendingCall needs no GIL), after a callback, and by the next call: a main thread that waits outside of HMC drains nothing.
 struct Released {
   std::mutex mutex;
   std::vector<PyObject*> objects;
-  bool scheduled = false;  // not where the interpreter's queue of pending calls was full
+  std::atomic<bool> any{false};  // objects is not empty
+  bool scheduled = false;        // not where the interpreter's queue of pending calls was full
 };
 Released* current_released = new Released;  // threads may outlive the interpreter
 Released& released() { return *current_released; }
@@ -38,6 +40,7 @@ void release_later(PyObject* object) {
   if (!use) return;  // the interpreter ends, and all of its objects with it
   const std::scoped_lock lock(released().mutex);
   released().objects.push_back(object);
+  released().any.store(true, std::memory_order_relaxed);
   if (!released().scheduled) released().scheduled = Py_AddPendingCall(drain_pending, nullptr) == 0;
 }
 
@@ -51,19 +54,30 @@ struct BufferGuard {
 
 std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
-// What to hold so that the object's memory stays where it is: a bytearray moves when it grows, but not while it is exported.
+// What to hold so that the memory which an object offers stays where it is: a bytearray or an array.array moves when it grows, and
+// an mmap is unmapped when it is closed, but not while they are exported.
 py::object anchor_of(py::handle object) {
-  const bool may_move = PyByteArray_Check(object.ptr()) != 0 || PyMemoryView_Check(object.ptr()) != 0;
-  if (!may_move) return py::reinterpret_borrow<py::object>(object);
+  const bool stays = PyBytes_Check(object.ptr()) != 0 || py::isinstance<py::array>(object);
+  if (stays) return py::reinterpret_borrow<py::object>(object);
   auto exported = py::reinterpret_steal<py::object>(PyMemoryView_FromObject(object.ptr()));
   if (!exported) throw py::error_already_set();
   return exported;
 }
 
-MemoryView plain_view(py::handle object, void* data, std::size_t bytes, Device device) {
+MemoryView plain_view(py::handle owner, void* data, std::size_t bytes, Device device) {
   MemoryView view(data, bytes, device);
-  view.owner = shared_reference(anchor_of(object));
+  view.owner = shared_reference(owner);
   return view;
+}
+
+// Whether an element of a format of the buffer protocol is a Python object. Names of fields are between colons.
+bool holds_objects(std::string_view format) {
+  bool in_name = false;
+  for (const char each : format) {
+    if (each == ':') in_name = !in_name;
+    if (each == 'O' && !in_name) return true;
+  }
+  return false;
 }
 
 // An object's memory. `read_only`: it must not be written.
@@ -106,10 +120,8 @@ std::optional<Viewed> buffer_view(py::handle object, bool writable) {
     refuse("a " + type_name(object) +
            " that is not C-contiguous cannot be transferred; pass numpy.ascontiguousarray(x), or use blocks");
   }
-  if (guard.view.format != nullptr && std::string_view(guard.view.format).find('O') != std::string_view::npos) {
-    refuse("an array of Python objects cannot be transferred");
-  }
-  return Viewed{plain_view(object, guard.view.buf, static_cast<std::size_t>(guard.view.len), Device::cpu()),
+  if (guard.view.format != nullptr && holds_objects(guard.view.format)) refuse("an array of Python objects cannot be transferred");
+  return Viewed{plain_view(anchor_of(object), guard.view.buf, static_cast<std::size_t>(guard.view.len), Device::cpu()),
                 guard.view.readonly != 0};
 }
 
@@ -154,10 +166,18 @@ void drain_released() {
   {
     const std::scoped_lock lock(released().mutex);
     objects.swap(released().objects);
+    released().any.store(false, std::memory_order_relaxed);
   }
-  for (PyObject* object : objects) Py_DECREF(object);
+  in_interpreter([&objects] {
+    for (PyObject* object : objects) Py_DECREF(object);
+  });
   objects.clear();
   spare = std::move(objects);
+}
+
+void drain_if_released() {
+  if (released().any.load(std::memory_order_relaxed)) [[unlikely]]
+    drain_released();
 }
 
 void forget_released() { current_released = new Released; }
@@ -166,10 +186,6 @@ std::shared_ptr<const void> shared_reference(py::handle object) {
   Py_INCREF(object.ptr());
   return {static_cast<const void*>(object.ptr()),
           [](const void* p) { release_later(static_cast<PyObject*>(const_cast<void*>(p))); }};
-}
-
-std::function<void()> keep_alive(py::handle object) {
-  return [reference = shared_reference(anchor_of(object))]() mutable { reference.reset(); };
 }
 
 struct BorrowedView::Reference {
@@ -333,16 +349,15 @@ Device device_of(py::handle object) {
 
 Notify notify_of(py::handle object, std::string& payload) {
   if (!object || object.is_none()) return {};
-  if (PyLong_Check(object.ptr()) != 0) {
-    const auto id = PyLong_AsUnsignedLongLong(object.ptr());
-    if (PyErr_Occurred() != nullptr) {
-      PyErr_Clear();
-      refuse("a notification id must be from 0 to 2**63 - 1");
-    }
+  if (PyIndex_Check(object.ptr()) != 0 && PyBool_Check(object.ptr()) == 0) {
+    const py::object number = index_of(object, "notify");
+    const std::int64_t id = PyLong_AsLongLong(number.ptr());
+    if (PyErr_Occurred() != nullptr) PyErr_Clear();  // beyond 64 bits
+    if (id < 0) refuse("a notification id must be from 0 to 2**63 - 1, and is " + text_of_int(number));
     return {static_cast<std::uint64_t>(id)};
   }
   if (PyBytes_Check(object.ptr()) == 0)
-    refuse("notify must be None, an int (counted) or bytes (a payload), not a " + type_name(object));
+    throw py::type_error("notify must be None, an int (counted) or bytes (a payload), not a " + type_name(object));
   payload = object.cast<std::string>();
   return {std::as_bytes(std::span(payload.data(), payload.size()))};
 }

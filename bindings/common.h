@@ -145,11 +145,16 @@ class BlockingCall final : public Interruptible {
 // False: the interpreter takes no more such requests. GIL held, on the thread that handles signals.
 bool raise_later(py::error_already_set& raised);
 
+// Drops references that operations gave up on other threads. GIL held.
+void drain_released();
+void drain_if_released();  // the same, at no cost where there are none
+
 // Runs a blocking call. A signal whose handler raises ends it: what it was about fails, and the handler's exception is thrown. A
 // call that succeeded all the same returns its result, which exists only once (a notification, a Work): the exception comes after
 // it.
 template <class Call>
 auto interruptible(Call call, Gil gil = Gil::released) {
+  drain_if_released();
   std::unique_ptr<py::error_already_set> raised;
   std::optional<decltype(call())> outcome;
   {
@@ -208,8 +213,6 @@ Offsets offsets_of(py::handle object, const char* name);
 Device device_of_empty(py::handle array);
 // Bytes per element of an array-like; 1 for raw memory.
 std::size_t item_size_of(py::handle object);
-// Drops references that operations gave up on other threads. GIL held.
-void drain_released();
 // In a forked child: a thread that it does not have may hold the lock of the parent's list.
 void forget_released();
 // A shared owner of a Python reference that any thread may drop without the GIL.
@@ -217,8 +220,6 @@ std::shared_ptr<const void> shared_reference(py::handle object);
 inline PyObject* object_of(const std::shared_ptr<const void>& reference) {
   return static_cast<PyObject*>(const_cast<void*>(reference.get()));
 }
-// A keep-alive for Memory::wrap.
-std::function<void()> keep_alive(py::handle object);
 
 // ---- streams.cc ----
 StreamHandle stream_of(py::handle object);  // None (no_stream), number, framework stream, __cuda_stream__

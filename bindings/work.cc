@@ -85,6 +85,7 @@ PyObject* wait(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject
     const Deadline deadline = deadline_of(timeout);
     // A KeyboardInterrupt leaves the operation going.
     interruptible([&] { return work.wait(deadline); }, Gil::until_waiting);
+    drain_if_released();
     return py::none();
   });
 }
@@ -125,7 +126,8 @@ py::object new_work(PyTypeObject* type, Work work) {
 }
 
 const Work& work_from(py::handle object) {
-  if (PyObject_TypeCheck(object.ptr(), work_type<Work>) == 0) throw py::type_error("expected an hmc.Work");
+  if (PyObject_TypeCheck(object.ptr(), work_type<Work>) == 0)
+    throw py::type_error(std::string("expected a Work, not a ") + Py_TYPE(object.ptr())->tp_name);
   return reinterpret_cast<const WorkObject*>(object.ptr())->work;
 }
 
@@ -221,6 +223,7 @@ void bind_work(py::module_& module) {
         }
         const Deadline deadline = deadline_of(timeout);
         if (!all.empty()) interruptible([&] { return wait_all(all, deadline); }, Gil::until_waiting);
+        drain_if_released();
       },
       py::arg("works"), py::arg("timeout") = py::none(),
       "Waits for every Work; raises the first error by index after all are complete.");
