@@ -46,7 +46,8 @@ void bind_buffer(py::module_& module) {
 
   py::class_<ConnBuffer, std::unique_ptr<ConnBuffer, FreeLargeWithoutGil<ConnBuffer>>> local(
       module, "ConnBuffer", py::buffer_protocol(),
-      "Registered memory that peers may read (access \"r\") or read and write (\"rw\"). Slices are ConnBuffers too.");
+      "Registered memory that peers may read (access \"r\") or read and write (\"rw\"). Slices are ConnBuffers too. The end of the "
+      "last of them closes it, without waiting.");
   bind_slices<ConnBuffer>(local);
   bind_views<ConnBuffer>(local);
   local.def_property_readonly("memory", &ConnBuffer::memory, "This slice's Memory.")

@@ -44,10 +44,14 @@ void bind_views(Class& cls) {
       "otherwise).");
   cls.def(
       "__dlpack__",
-      [](const T& self, const py::object&, const py::object& max_version, const py::object&, const py::object& copy) {
+      [](const T& self, const py::object&, const py::object& max_version, const py::object& dl_device, const py::object& copy) {
         if (argument_of<std::optional<bool>>(copy, "copy").value_or(false))
           throw py::buffer_error("HMC exports memory without copying it");
-        return give_dlpack(memory_behind(self), max_version);
+        const Memory memory = memory_behind(self);
+        if (!dl_device.is_none() && !dl_device.equal(dlpack_device(memory)))
+          throw py::buffer_error("memory on " + memory.device().str() + " is not exported to DLPack device " + written(dl_device) +
+                                 "; copy it there first");
+        return give_dlpack(memory, max_version);
       },
       py::kw_only(), py::arg("stream") = py::none(), py::arg("max_version") = py::none(), py::arg("dl_device") = py::none(),
       py::arg("copy") = py::none(),

@@ -139,7 +139,7 @@ class Descriptor:
 
 class ConnBuffer:
     """
-    Registered memory that peers may read (access "r") or read and write ("rw"). Slices are ConnBuffers too.
+    Registered memory that peers may read (access "r") or read and write ("rw"). Slices are ConnBuffers too. The end of the last of them closes it, without waiting.
     """
     def __init__(self, *args: typing.Any, **kwargs: typing.Any) -> None: ...
     def __dlpack__(

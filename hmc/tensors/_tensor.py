@@ -151,6 +151,8 @@ class Tensor:
         """
         if copy:
             raise BufferError("HMC exports memory without copying it")
+        if dl_device is not None and dl_device != self.__dlpack_device__():
+            raise BufferError(f"memory on {self.device} is not exported to DLPack device {dl_device}; copy it there first")
         return _dlpack.export(self.memory(), self._dtype, self.shape, self._element_strides(), max_version)
 
     def __dlpack_device__(self) -> tuple[int, int]:

@@ -20,6 +20,7 @@ import pytest
 from conftest import Pair
 
 import hmc
+from hmc import tensors
 
 
 def grow(target: Any) -> None:
@@ -139,3 +140,12 @@ def test_notifications_take_every_kind_of_int(pair: Pair) -> None:
     for beyond in (-1, 1 << 63, -(1 << 70)):
         with pytest.raises(hmc.InvalidArgumentError, match=r"from 0 to 2\*\*63 - 1, and is"):
             pair.ab.notify(beyond)
+
+
+def test_dlpack_exports_to_the_own_device_alone() -> None:
+    memory = hmc.Memory(64)
+    for producer in (memory, tensors.view(memory, "float32", (4, 4))):
+        assert np.from_dlpack(producer).nbytes == 64
+        producer.__dlpack__(dl_device=(1, 0))
+        with pytest.raises(BufferError, match=r"is not exported to DLPack device \(2, 0\)"):
+            producer.__dlpack__(dl_device=(2, 0))
