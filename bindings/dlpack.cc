@@ -1,5 +1,8 @@
 #include "dlpack.h"
 
+#include <algorithm>
+#include <limits>
+
 #include "arguments.h"
 
 #include "dlpack_abi.h"
@@ -47,6 +50,23 @@ Managed* export_memory(const Memory& memory) {
   return &exported->managed;
 }
 
+// contiguous_bytes() is the tensor's size only if no memory is too small for it, and each element has bytes of its own.
+void check_size(const DlTensor& tensor) {
+  const std::uint64_t item = std::uint64_t{tensor.dtype.bits} * tensor.dtype.lanes;
+  if (item == 0 || item % 8 != 0)
+    refuse("a tensor whose elements have " + std::to_string(item) + " bits cannot be transferred; view it as whole bytes");
+  constexpr auto most = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
+  std::uint64_t bytes = item / 8;
+  bool possible = tensor.ndim >= 0;
+  for (std::int32_t i = 0; i < tensor.ndim; ++i) possible = possible && tensor.shape[i] >= 0;
+  const bool empty = possible && std::find(tensor.shape, tensor.shape + tensor.ndim, 0) != tensor.shape + tensor.ndim;
+  for (std::int32_t i = 0; possible && !empty && i < tensor.ndim; ++i) {
+    possible = static_cast<std::uint64_t>(tensor.shape[i]) <= most / bytes;
+    bytes *= static_cast<std::uint64_t>(tensor.shape[i]);
+  }
+  if (!possible) refuse("the tensor has a shape that no memory holds");
+}
+
 }  // namespace
 
 DlpackView take_dlpack(py::handle object) {
@@ -71,6 +91,7 @@ DlpackView take_dlpack(py::handle object) {
   } else {
     refuse("__dlpack__ did not return a tensor");
   }
+  check_size(*tensor);
   const std::optional<std::size_t> bytes = contiguous_bytes(*tensor);
   if (!bytes) refuse("a tensor that is not C-contiguous cannot be transferred; make it contiguous, or use blocks");
   view.bytes = *bytes;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 from collections.abc import Callable
 from typing import Any
@@ -158,3 +159,61 @@ def test_memory_that_goes_away_under_an_operation(pair: Pair) -> None:
     gc.collect()
     pair.ab.get(pair.local[:5000], remote).wait(20)
     assert np.array_equal(pair.local.numpy()[:5000], pattern(5000, 8))
+
+
+class _DlTensor(ctypes.Structure):
+    """DLManagedTensor of DLPack, of CPU memory."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("device", ctypes.c_int32 * 2),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.c_void_p),
+        ("offset", ctypes.c_uint64),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    )
+
+
+class ByDlpack:
+    def __init__(self, shape: list[int], bits: int = 8, lanes: int = 1) -> None:
+        self._bytes = np.arange(256, dtype=np.uint8)
+        self._shape = (ctypes.c_int64 * len(shape))(*shape)
+        device = (ctypes.c_int32 * 2)(1, 0)
+        self._tensor = _DlTensor(self._bytes.ctypes.data, device, len(shape), 1, bits, lanes, self._shape)
+
+    def __dlpack__(self, **_: object) -> object:
+        new = ctypes.pythonapi.PyCapsule_New
+        new.restype, new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+        return new(ctypes.addressof(self._tensor), b"dltensor", None)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0
+
+
+@pytest.mark.parametrize("shape", [[-1], [-5, -5], [1 << 62, 1 << 62], [1 << 32, 1 << 32], [0, -1]])
+def test_shapes_that_no_memory_holds(shape: list[int]) -> None:
+    with pytest.raises(hmc.InvalidArgumentError, match="a shape that no memory holds"):
+        hmc.Memory.from_array(ByDlpack(shape))
+
+
+@pytest.mark.parametrize(("bits", "lanes"), [(4, 1), (1, 1), (0, 1), (8, 0), (12, 1)])
+def test_elements_without_bytes_of_their_own(bits: int, lanes: int) -> None:
+    with pytest.raises(hmc.InvalidArgumentError, match=f"elements have {bits * lanes} bits"):
+        hmc.Memory.from_array(ByDlpack([100], bits, lanes))
+
+
+@pytest.mark.parametrize(
+    ("shape", "bits", "lanes", "nbytes"), [([100], 8, 1, 100), ([10], 4, 2, 10), ([0, 1 << 62], 8, 1, 0), ([], 64, 1, 8)]
+)
+def test_sizes_by_dlpack(shape: list[int], bits: int, lanes: int, nbytes: int) -> None:
+    memory = hmc.Memory.from_array(ByDlpack(shape, bits, lanes))
+    out = np.zeros(nbytes, np.uint8)
+    if nbytes:
+        memory.copy_to(out)
+    assert memory.nbytes == nbytes
+    assert (out == np.arange(nbytes)).all()
