@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hmc.bench.sizes import format_size
-from hmc.cli.text import width
+from hmc.cli.text import width, writing
 
 __all__ = ["draw", "table"]
 
@@ -67,7 +67,8 @@ def draw(points: list[dict[str, Any]], file: str, simulated: bool) -> str:
     figure.legend(loc="outside lower center", ncols=min(5, max(1, len(times))), frameon=False, fontsize=9)
     title = "HMC between processes on this machine: time of one operation, one way, and bandwidth"
     figure.suptitle(title + ("\nsimulated devices: the speeds mean nothing" if simulated else ""), fontsize=11)
-    figure.savefig(file, dpi=130)
+    with writing(file):
+        figure.savefig(file, dpi=130)
     plt.close(figure)
     return f"plot: {file}"
 

@@ -10,8 +10,8 @@ DEFAULT = "8,1K,8K,64K,256K,1M,4M,16M,64M,256M"
 
 def parse_size(text: str) -> int:
     """Bytes of "64K" and the like (powers of 1024). Raises ValueError for anything else."""
-    text = text.strip().upper().removesuffix("IB").removesuffix("B")
-    number, unit = (text[:-1], text[-1]) if text and text[-1] in UNITS else (text, "")
+    bare = text.strip().upper().removesuffix("IB").removesuffix("B")
+    number, unit = (bare[:-1], bare[-1]) if bare and bare[-1] in UNITS else (bare, "")
     if not number.isdigit() or int(number) == 0:
         raise ValueError(f"{text!r} is not a size such as 8, 64K or 1M")
     return int(number) * UNITS[unit]

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import shutil
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["entry", "mib", "paragraph", "width", "write_json"]
+__all__ = ["entry", "mib", "paragraph", "width", "write_json", "writing"]
 
 
 def width() -> int:
@@ -37,10 +39,21 @@ def mib(size: int) -> str:
     return f"{size / 2**20:.1f} MiB"
 
 
+@contextmanager
+def writing(file: str) -> Iterator[None]:
+    """Has an error of a full disk, which names no file, name ``file``."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or file
+        raise
+
+
 def write_json(data: Any, file: str) -> None:
     """Writes ``data`` to ``file``; "-" is standard output."""
     text = json.dumps(data, indent=2)
     if file == "-":
         print(text)
     else:
-        Path(file).write_text(text + "\n")
+        with writing(file):
+            Path(file).write_text(text + "\n")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from hmc.cli.text import writing
 from hmc.demo.results import Results, Row
 
 __all__ = ["draw"]
@@ -54,7 +55,8 @@ def draw(results: Results, file: str) -> str:
         panel.tick_params(which="both", length=0)
     panels[0][0].set_ylabel("from")
     figure.suptitle("HMC demo: who sent how much to whom, by which path\n" + _subtitle(results, rows), fontsize=11)
-    figure.savefig(file, dpi=130)
+    with writing(file):
+        figure.savefig(file, dpi=130)
     plt.close(figure)
     return f"picture: {file}"
 

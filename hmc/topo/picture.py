@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from hmc.cli.text import writing
 from hmc.topo.report import nearest, short_names
 
 if TYPE_CHECKING:
@@ -52,7 +53,8 @@ def draw(topology: hmc.Topology, paths: list[list[dict[str, Any]]], file: str) -
     simulated = any(card.provenance == "simulated" for card in topology.cards)
     note = " (simulated cards: no such hardware is here, expected speeds are placeholders)" if simulated else ""
     figure.suptitle(f"HMC topology{note}", fontsize=10)
-    figure.savefig(file, dpi=130)
+    with writing(file):
+        figure.savefig(file, dpi=130)
     plt.close(figure)
     return f"picture: {file}"
 

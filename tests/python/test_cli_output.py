@@ -131,6 +131,14 @@ def test_a_full_disk_is_one_line(arguments: list[str]) -> None:
     assert "No space left" in line
 
 
+@pytest.mark.parametrize(("arguments", "name"), [(["info", "--json"], "x.json"), (["topo", "--picture"], "x.png")])
+def test_a_full_disk_names_the_file(tmp_path: Path, arguments: list[str], name: str) -> None:
+    file = tmp_path / name
+    file.symlink_to("/dev/full")
+    result = subprocess.run([*HMC, *arguments, str(file)], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (2, f"hmc {arguments[0]}: No space left on device: {file}\n")
+
+
 def test_a_closed_output_is_no_traceback(tmp_path: Path) -> None:
     for closed in (">&-", "2>&-", ">&- 2>&-"):
         command = f"{' '.join(HMC)} info {closed}"

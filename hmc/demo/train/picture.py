@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from hmc.cli.text import writing
 from hmc.demo.train.model import BATCH
 from hmc.demo.train.results import Training
 
@@ -39,7 +40,8 @@ def draw(training: Training, file: str) -> str:
         f"emulated speed of cards{simulated}",
         fontsize=11,
     )
-    figure.savefig(file, dpi=130, facecolor="white")
+    with writing(file):
+        figure.savefig(file, dpi=130, facecolor="white")
     plt.close(figure)
     return f"picture: {file}"
 
