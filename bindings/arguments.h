@@ -36,6 +36,12 @@ class Argument {
   T value_;
 };
 
+// The same of a Communicator's call that takes {Member: T} as well, by another overload.
+template <class T, ArgumentName name>
+class SingleArgument : public Argument<T, name> {
+  using Argument<T, name>::Argument;
+};
+
 template <ArgumentName name>
 using Text = Argument<std::string, name>;
 template <ArgumentName name>
@@ -154,6 +160,32 @@ class type_caster<hmc::bindings::Argument<T, argument>> {
 
   bool load(handle source, bool) {
     loaded_.emplace(hmc::bindings::argument_of<T>(source, argument.text));
+    return true;
+  }
+  explicit operator Wrapped() { return *std::move(loaded_); }
+
+ private:
+  std::optional<Wrapped> loaded_;
+};
+
+template <class T, hmc::bindings::ArgumentName argument>
+class type_caster<hmc::bindings::SingleArgument<T, argument>> {
+  using Wrapped = hmc::bindings::SingleArgument<T, argument>;
+
+ public:
+  static constexpr auto name = make_caster<T>::name;
+  template <class>
+  using cast_op_type = Wrapped;
+
+  bool load(handle source, bool) {
+    if (PyDict_Check(source.ptr()) != 0) return false;
+    make_caster<T> loaded;
+    if (source.is_none() || !loaded.load(source, true)) {
+      const std::string one = hmc::bindings::wanted<T>();
+      throw type_error(std::string(argument.text) + " must be " + one + ", or {Member: " + one.substr(one.find(' ') + 1) +
+                       "}, not a " + Py_TYPE(source.ptr())->tp_name);
+    }
+    loaded_.emplace(pybind11::detail::cast_op<T>(loaded));
     return true;
   }
   explicit operator Wrapped() { return *std::move(loaded_); }

@@ -38,9 +38,9 @@ struct RankedCaller {
   }
 };
 
-// Of a call that has another form for the Members of a Communicator, to which pybind11 passes on what is of another type.
+// Of a call that has another form for the Members of a Communicator.
 template <class T, class Value, ArgumentName name>
-using SingleForm = std::conditional_t<std::same_as<T, Member>, Argument<Value, name>, Value>;
+using SingleForm = std::conditional_t<std::same_as<T, Member>, Argument<Value, name>, SingleArgument<Value, name>>;
 
 template <class T, class Class>
 void bind_ranked(Class& cls) {
