@@ -223,6 +223,37 @@ void expect_named_by_close(bool dies, bool before) {
           {.killed = killed});
 }
 
+// Whoever shrinks knows that the rank is gone.
+TEST(ClosingAtOnce, LossesOfRanksThatAShrinkRemovedAreNone) {
+  for (const bool before : {false, true}) {
+    run_job(3,
+            [=](const Process& process) {
+              const Communicator world = process.init();
+              if (process.rank == 2) {
+                for (const std::string& address : world.context().addresses()) unlink(address.substr(sizeof("unix:") - 1).c_str());
+                process.board[0] = 1;
+                EXPECT_TRUE(process.board.wait(1, 1));
+                testing::die();
+              }
+              if (process.rank == 1) {
+                ASSERT_TRUE(process.board.wait(0, 1));
+                HMC_EXPECT_OK(world.self()->notify(2, 7, soon()));
+                process.board[1] = 1;
+                if (before) {
+                  EXPECT_EQ(world.self()->wait_notify(2, 7, 1, soon()).code(), Code::peer_lost);
+                }
+              }
+              const auto shrunk = world.shrink(soon());
+              ASSERT_TRUE(shrunk.ok()) << shrunk.status().str();
+              EXPECT_EQ(shrunk->size(), 2);
+              process.board[100].fetch_add(1);
+              EXPECT_TRUE(process.board.wait(100, 2));
+              HMC_EXPECT_OK(world.context().close(soon()));
+            },
+            {.killed = {2}});
+  }
+}
+
 TEST(ClosingAtOnce, SaysWhatIsLostWhereARankCannotBeReached) {
   for (const bool before : {false, true}) expect_named_by_close(false, before);
 }

@@ -159,7 +159,7 @@ std::string Closing::loss(std::string_view reason) const {
          ", and what has not is lost" + why;
 }
 
-void Closing::lose(std::string_view reason) { peer_.impl().closing().add_lost(loss(reason)); }
+void Closing::lose(std::string_view reason) { peer_.impl().closing().add_lost(peer_, loss(reason)); }
 
 void Closing::on_replaced() {
   const auto keep = peer_.shared_from_this();

@@ -1,5 +1,6 @@
 #include "comm/session/context_closing.h"
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,8 +16,8 @@
 namespace hmc {
 namespace {
 
-// Peers whose losses a close names.
-constexpr std::size_t max_losses = 16;
+// Losses that a close names, and that are kept beside a number of further ones.
+constexpr std::size_t max_named = 16, max_losses = 4096;
 
 bool is_interrupted() noexcept {
   const auto* const caller = Interruptible::current();
@@ -53,8 +54,10 @@ Status ContextClosing::close(Deadline deadline, bool force) {
       held = held || peer->link().holds();
     }
     if (!unfinished.empty()) outcome = "the Context was closed before its peers had answered: " + unfinished;
-    for (const std::string& what : lost_) outcome += (outcome.empty() ? "the Context is closed, but " : "; ") + what;
-    if (more_lost_ != 0) outcome += "; and likewise " + std::to_string(more_lost_) + " times more";
+    for (std::size_t i = 0; i < lost_.size() && i < max_named; ++i)
+      outcome += (outcome.empty() ? "the Context is closed, but " : "; ") + lost_[i].what;
+    const std::uint64_t more = more_lost_ + lost_.size() - std::min(lost_.size(), max_named);
+    if (more != 0) outcome += "; and likewise " + std::to_string(more) + " times more";
     if (held && !force) {
       return Status(Code::timeout, "the Context is closed, but " + unfinished +
                                        ". Operations on it have not ended, and HMC keeps its own memory until that process goes on "
@@ -64,14 +67,19 @@ Status ContextClosing::close(Deadline deadline, bool force) {
   return shut_down(deadline, outcome);
 }
 
-void ContextClosing::add_lost(const std::string& what) {
-  if (what.empty()) return;
+void ContextClosing::add_lost(const PeerState& peer, const std::string& what) {
+  if (what.empty() || expected_.contains(peer.identity().context_id)) return;
   if (!begun()) log(LogLevel::warning, what);  // perhaps long before the close
   if (lost_.size() < max_losses) {
-    lost_.push_back(what);
+    lost_.push_back({peer.identity().context_id, what});
   } else {
     ++more_lost_;
   }
+}
+
+void ContextClosing::expect_lost(const PeerState& peer) {
+  expected_.insert(peer.identity().context_id);
+  std::erase_if(lost_, [&](const Loss& loss) { return loss.peer == peer.identity().context_id; });
 }
 
 // Nothing new comes in, and what waits ends.

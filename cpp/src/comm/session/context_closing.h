@@ -4,8 +4,11 @@
 #include <atomic>
 #include <cstdint>
 #include <list>
+#include <set>
 #include <string>
 #include <vector>
+
+#include "comm/peer_state.h"
 
 #include "hmc/deadline.h"
 #include "hmc/status.h"
@@ -33,7 +36,10 @@ class ContextClosing {
   [[nodiscard]] std::list<WaitWork*>& waits() noexcept { return waits_; }
   // Records what was lost with a peer that this side closed or was not connected to (empty: nothing), for close() to report.
   // Engine lock held.
-  void add_lost(const std::string& what);
+  void add_lost(const PeerState& peer, const std::string& what);
+  // The application knows that the peer is gone, and goes on without it: close() reports nothing that was or will be lost with it.
+  // Engine lock held.
+  void expect_lost(const PeerState& peer);
 
  private:
   enum class Stage : std::uint8_t {
@@ -49,8 +55,13 @@ class ContextClosing {
   Stage stage_ = Stage::open;  // guarded by the engine lock
   std::atomic<bool> begun_{false};
   std::list<WaitWork*> waits_;
-  std::vector<std::string> lost_;  // the first of them
+  struct Loss {
+    ContextId peer;
+    std::string what;
+  };
+  std::vector<Loss> lost_;  // the first of them
   std::uint64_t more_lost_ = 0;
+  std::set<ContextId> expected_;  // peers
   Status outcome_;  // of the thread that frees everything, for the others that close
 };
 

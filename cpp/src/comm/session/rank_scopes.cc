@@ -34,6 +34,8 @@ void RankScopes::remove(std::uint32_t scope) {
   context_.engine()->wake_waiters();
 }
 
+void RankScopes::leave_out(const PeerState& peer) { context_.closing().expect_lost(peer); }
+
 PeerState* RankScopes::owner(std::uint32_t scope, std::uint32_t rank) const noexcept {
   const auto found = owners_.find(scope);
   return found != owners_.end() && rank < found->second.size() ? found->second[rank].get() : nullptr;

@@ -23,6 +23,8 @@ class RankScopes {
   // The scope with its unread notifications and messages.
   void remove(std::uint32_t scope);
   void clear() noexcept { owners_.clear(); }
+  // The application goes on without that peer: see ContextClosing::expect_lost().
+  void leave_out(const PeerState& peer);
 
   // Null: there is no such scope or rank.
   [[nodiscard]] PeerState* owner(std::uint32_t scope, std::uint32_t rank) const noexcept;
