@@ -159,8 +159,9 @@ void bind_work(py::module_& module) {
         const ReleasedGil nogil;
         check(work.cancel());
       },
-      "Stops the operation: afterwards nothing of it is written. A receive leaves its message to the next receive that fits. "
-      "UnsupportedError when it is too late (it completes by itself), "
+      "Stops the operation: afterwards nothing of it is written. A receive leaves its message to the next receive that fits; where "
+      "the sender writes, this waits up to a second for it to stop. UnsupportedError when it is too late (it completes by itself, "
+      "also as cancelled), "
       "InvalidArgumentError when it is complete.");
   add_method(
       cls, "join",

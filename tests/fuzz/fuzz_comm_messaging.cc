@@ -34,6 +34,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto answer = decode_answer(in);
   const auto finish = decode_finish(in);
   static_cast<void>(decode_withdraw(in));
+  static_cast<void>(decode_halt(in));
   static_cast<void>(decode_credit(in));
   if (head) check(size >= head_bytes && head->tag >= 0);
   if (announce)
@@ -61,6 +62,9 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
       break;
     case Kind::withdraw:
       same(decode_withdraw, plainly);
+      break;
+    case Kind::halt:
+      same(decode_halt, plainly);
       break;
     case Kind::credit:
       same(decode_credit, plainly);

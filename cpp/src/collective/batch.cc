@@ -56,11 +56,12 @@ class BatchWork final : public WorkState {
   Status cancel_locked() override {
     if (done()) return {Code::invalid_argument, "the batch is already complete"};
     const auto self = shared_from_this();
+    bool stopping = false;  // a receive
     for (const Part& part : parts_) {
-      if (!part.work->done()) static_cast<void>(part.work->cancel_locked());
+      if (!part.work->done()) stopping = part.work->cancel_locked().code() == Code::would_block || stopping;
     }
     if (done()) return {};
-    return {Code::unsupported,
+    return {stopping ? Code::would_block : Code::unsupported,
             "batch: parts of it cannot be stopped; it will end as cancelled, and until then outputs may be written"};
   }
 

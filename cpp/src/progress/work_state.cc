@@ -3,6 +3,12 @@
 #include <utility>
 
 namespace hmc {
+namespace {
+
+// For a peer to stop: within microseconds if it runs, on a busy host within a few turns of its scheduler.
+constexpr double stop_seconds = 1;
+
+}  // namespace
 
 WorkState::WorkState(std::shared_ptr<Engine> engine) noexcept : engine_(std::move(engine)) {}
 
@@ -58,15 +64,23 @@ void WorkState::then(std::function<void(const Status&)> callback) {
 
 Status WorkState::cancel() {
   if (engine_->forked()) return forked_status();
-  const auto lock = engine_->lock();
-  if (done()) return {Code::invalid_argument, "the operation is already complete"};
-  return cancel_locked();
+  Status stopped;
+  {
+    const auto lock = engine_->lock();
+    if (done()) return {Code::invalid_argument, "the operation is already complete"};
+    stopped = cancel_locked();
+  }
+  if (stopped.code() != Code::would_block) return stopped;
+  const bool ended = engine_->drive_flag(Deadline::after_seconds(stop_seconds), done_);
+  return ended && status_.code() == Code::cancelled ? Status() : Status(Code::unsupported, std::string(stopped.message()));
 }
 
 Status WorkState::withdraw() {
   if (engine_->forked()) return forked_status();
   const auto lock = engine_->lock();
-  return withdraw_locked();
+  Status stopped = withdraw_locked();
+  if (stopped.code() != Code::would_block) return stopped;
+  return {Code::unsupported, std::string(stopped.message())};
 }
 
 void WorkState::on_complete_locked(std::function<void(const Status&)> hook) {

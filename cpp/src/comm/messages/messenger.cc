@@ -122,7 +122,13 @@ Result<MessageInfo> MessengerImpl::recv(const Target& from, std::int64_t tag, co
   if (!work) {
     HMC_ASSIGN(work, irecv(from, tag, view));
   }
-  HMC_TRY(wait_or_withdraw(*work, deadline, "recv"));
+  const Status waited = wait_or_withdraw(*work, deadline, "recv");
+  if (waited.code() == Code::timeout) {
+    const Engine::Lock lock = engine()->lock();
+    if (work->done() && work->status().ok()) return work->info();
+    if (!work->done()) receives_.abandon(static_cast<ReceiveOperation&>(*work));
+  }
+  HMC_TRY(waited);
   return work->info();
 }
 
@@ -148,6 +154,9 @@ bool MessengerImpl::on_signal(PeerState& peer, ByteSpan signal, bool stable) {
       break;
     case Kind::refuse:
       rendezvous_.on_refuse(peer, signal);
+      break;
+    case Kind::halt:
+      rendezvous_.on_halt(peer, signal);
       break;
     case Kind::withdraw:
       receives_.on_withdraw(peer, signal);
@@ -246,9 +255,19 @@ Status MessengerImpl::cancel(Operation& operation) {
     receives_.cancel(receive);
     return {};
   }
-  Status stopped = rendezvous_.stop(receive);
-  if (stopped.ok() && receive.gives_back) receives_.put_back(receive);
-  return stopped;
+  return rendezvous_.stop(receive);
+}
+
+void MessengerImpl::end_matched(ReceiveOperation& receive) {
+  const auto keep = receive.shared_from_this();
+  const Status outcome = std::move(receive.ends.outcome);
+  const bool failed = !outcome.ok() && outcome.code() != Code::cancelled;
+  if (receive.gives_back && !failed) {
+    receive.complete(outcome.ok() ? Status(Code::cancelled, receive.describe() + " was cancelled") : outcome);
+    return receives_.put_back(receive);
+  }
+  receive.complete(outcome);
+  if (outcome.ok() && receive.abandoned) receives_.put_missing(receive);
 }
 
 }  // namespace messaging

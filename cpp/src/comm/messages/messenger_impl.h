@@ -50,6 +50,8 @@ class MessengerImpl final : public Messenger {
 
   // ---- for operations ----
   Status cancel(Operation& operation);
+  // A matched receive that nothing is written to any more ends, and may leave its message to the next one.
+  void end_matched(ReceiveOperation& receive);
   [[nodiscard]] Sends& sends() noexcept { return sends_; }
   [[nodiscard]] Rendezvous& rendezvous() noexcept { return rendezvous_; }
   [[nodiscard]] const std::shared_ptr<Engine>& engine() const noexcept { return context_.engine(); }

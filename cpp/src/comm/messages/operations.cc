@@ -1,6 +1,7 @@
 #include "comm/messages/operations.h"
 
 #include "comm/messages/messenger_impl.h"
+#include "comm/routing/peer_routes.h"
 #include "comm/session/liveness.h"
 
 namespace hmc::messaging {
@@ -61,6 +62,16 @@ void Operation::part_done(Status status) noexcept {
     if (peer->liveness().ask(answered)) return;
   }
   ends.own_over();
+  if (sending && std::exchange(halting, false)) {
+    if (status.ok()) peer->routes().signalled_by(share().transport);
+    if (owner.rendezvous().keep(static_cast<SendOperation&>(*this), status)) return;
+    ends.peer_over = true;  // the receiver has stopped
+  }
+  if (!sending && static_cast<ReceiveOperation&>(*this).gives_back) {
+    // Whatever ended it, the message is still its sender's. Another receive may get it, which posts: not from inside a completion.
+    ends.fail(status.code() == Code::cancelled ? std::move(status) : Status(Code::cancelled, "cancelled"));
+    return engine()->defer([keep = std::static_pointer_cast<Operation>(shared_from_this())] { keep->settle(); });
+  }
   if (!status.ok() && owner.rendezvous().fetch_again(*this, status)) return;
   // A message's region ends with its send.
   if (!sending && status.code() == Code::stale) status = Status(Code::closed, "the sender gave up its send before all was here");
@@ -76,18 +87,24 @@ void Operation::part_done(Status status) noexcept {
 
 void Operation::peer_done(Status status) {
   ends.peer_over = true;
+  // The sender has given it up: nothing is left for another receive.
+  if (!status.ok() && !sending && static_cast<ReceiveOperation&>(*this).gives_back) ends.outcome = {};
+  if (!status.ok() && !sending) halting = false;
   ends.fail(std::move(status));
   settle();
 }
 
 void Operation::fail(Status status) {
   ends.peer_hopeless = true;
+  halting = false;
   ends.fail(std::move(status));
   settle();
 }
 
 void Operation::settle() {
-  if (!done() && ends.over()) complete(ends.outcome);
+  if (done() || !ends.over() || (!sending && halting)) return;
+  if (sending) return complete(ends.outcome);
+  owner.end_matched(static_cast<ReceiveOperation&>(*this));
 }
 
 void Operation::released() noexcept {
@@ -95,6 +112,7 @@ void Operation::released() noexcept {
   if (share_) {
     share_->remote.reset();
     share_->region.reset();
+    share_->announced_region.reset();
   }
   if (view.owner) engine()->retire(std::move(view.owner));
 }

@@ -48,6 +48,7 @@ class Ends {
     return true;
   }
   void own_over() noexcept { own_ = Own::over; }
+  [[nodiscard]] bool in_doubt() const noexcept { return own_ == Own::in_doubt; }
   void fail(Status status) {
     if (!status.ok() && outcome.ok()) outcome = std::move(status);
   }
@@ -88,6 +89,9 @@ class Share final : public Completion {
   bool may_break = false;  // its connection may end while the peer lives
   std::shared_ptr<LocalRegion> region;
   std::unique_ptr<RemoteRegion> remote;
+  // What was announced, while a put takes another route: a receive after it may fetch from there.
+  std::shared_ptr<LocalRegion> announced_region;
+  std::string announced_transport;
   Bytes finish_signal;  // travels with a put of the lower part
 
  private:
@@ -123,6 +127,8 @@ class Operation : public WorkState {
   std::uint64_t peer_op = 0;  // its number at the peer, once known
   Stage stage = Stage::posted;
   Ends ends;
+  // A receive: its sender was asked to stop, and has not replied. A send: it was asked, and its put has not ended.
+  bool halting = false;
   std::shared_ptr<StreamPoint> after;  // what was queued on the caller's stream when it was posted; null: none was named
   // Of a rendezvous, made by the first call: most messages are eager and have none.
   [[nodiscard]] Share& share() {
@@ -180,9 +186,10 @@ class ReceiveOperation final : public Operation {
   TransportSet refused = 0;                                         // what does not reach its memory
   std::unique_ptr<const Announce> announce;                         // what it was matched with, to begin again
   std::uint64_t arrival = 0;                                        // of the announcement
-  bool asked = false;                                               // the sender, to put its half
+  bool asked = false;                                               // the sender, to put its half or all
   std::optional<Withdraw> withdrawn;                                // the sender would have the announcement back
   bool gives_back = false;                                          // being cancelled: the message is left for another receive
+  bool abandoned = false;                                           // nobody waits for it any more
   unsigned fetched_again = 0;
 };
 

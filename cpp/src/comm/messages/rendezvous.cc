@@ -103,6 +103,7 @@ Status Rendezvous::ask_for_put(ReceiveOperation& receive, const Announce& announ
     region = own_region(receive, *route, announce.bytes);
   }
   receive.share().route = route;
+  receive.asked = true;
   lanes_.emit(lanes_.of(*receive.peer), encode(Answer{announce.sender_op, receive.id, announce.bytes, route->path.transport,
                                                       receive.view.device.str(), std::move(*region)}));
   expose(receive);
@@ -205,7 +206,6 @@ bool Rendezvous::fetch_again(Operation& operation, const Status& status) {
 void Rendezvous::report_part(Operation& operation) {
   if (operation.peer == nullptr || !operation.peer->carries()) return;
   // A sender's success travels with its put; a receiver says that it has fetched its part.
-  if (!operation.sending && static_cast<ReceiveOperation&>(operation).gives_back) return;  // nothing has ended for the sender
   // A collective's receive that was cancelled is the receiver's affair, as one that is too short: the sender has its buffer back.
   const bool dropped = !operation.sending && operation.ends.outcome.code() == Code::cancelled;
   if (operation.sending && operation.ends.outcome.ok()) operation.peer->routes().signalled_by(operation.share().transport);
@@ -256,6 +256,8 @@ Status Rendezvous::start_send(Operation& send, const Answer& answer) {
   }
   if (route != nullptr) {
     // Only now: after a refusal the receiver may fetch from the region that was announced.
+    share.announced_region = std::move(share.region);
+    share.announced_transport = std::move(share.transport);
     HMC_ASSIGN(share.region, transient_region(*route, send.view));
     share.route = route;
     share.transport = answer.transport;
@@ -286,6 +288,8 @@ void Rendezvous::on_refuse(PeerState& peer, ByteSpan signal) {
   }
   auto& receive = static_cast<ReceiveOperation&>(*operation);
   receive.ends.exposed = false;
+  if (receive.halting) return;  // the reply follows
+  receive.asked = false;
   const Route& failed = *std::exchange(receive.share().route, nullptr);
   receive.refused |= failed.bit;
   const Status reason(refusal->code, "at the peer: " + refusal->message);
@@ -320,28 +324,6 @@ void Rendezvous::route_waiting(Lane& lane) {
   for (auto& unrouted : std::exchange(lane.unrouted, {})) {
     if (!unrouted.operation->done()) start(lane, std::move(unrouted));
   }
-}
-
-// A matched receive: what this side fetches can be stopped, what the peer puts cannot. The message stays for the next receive; of a
-// collective it ends with its receive, for nobody else will ask for it.
-Status Rendezvous::stop(ReceiveOperation& receive) {
-  const std::string what = receive.describe();
-  const bool of_collective = receive.call != 0;
-  if (receive.ends.peer_over && receive.ends.moving() && (of_collective || !receive.asked) && receive.peer->carries()) {
-    receive.gives_back = !of_collective;
-    auto& waiting = lanes_.of(*receive.peer).transfers;
-    const auto place = std::find_if(waiting.begin(), waiting.end(), [&](const auto& other) { return other.get() == &receive; });
-    if (place != waiting.end()) {
-      waiting.erase(place);
-      receive.part_done(Status(Code::cancelled, "cancelled before anything was written"));
-      return {};
-    }
-    // Ends the receive from within.
-    Endpoint* endpoint = receive.peer->endpoint(receive.share().transport);
-    if (endpoint != nullptr && endpoint->cancel(&receive.share()).ok()) return {};
-    receive.gives_back = false;
-  }
-  return Status(Code::unsupported, what + " is being written: it ends when the bytes are there or the peer is lost");
 }
 
 void Rendezvous::expose(Operation& operation) {

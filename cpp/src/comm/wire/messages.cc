@@ -28,7 +28,7 @@ void write_head(std::array<std::byte, head_bytes>& out, Kind kind, const Head& h
 std::optional<Kind> kind_of(ByteSpan signal) noexcept {
   if (signal.empty()) return std::nullopt;
   const std::uint8_t kind = signal_kind(signal[0]);
-  if (kind < static_cast<std::uint8_t>(Kind::eager) || kind > static_cast<std::uint8_t>(Kind::refuse)) return std::nullopt;
+  if (kind < static_cast<std::uint8_t>(Kind::eager) || kind > static_cast<std::uint8_t>(Kind::halt)) return std::nullopt;
   return static_cast<Kind>(kind);
 }
 
@@ -124,6 +124,23 @@ std::optional<Withdraw> decode_withdraw(ByteSpan signal) {
   if (!in.finish() || leaving > 1) return std::nullopt;
   withdraw.leaving = leaving != 0;
   return withdraw;
+}
+
+Bytes encode(const Halt& halt) {
+  Bytes out = begin(Kind::halt);
+  WireWriter(out).u64(halt.op).u64(halt.from_op).u8(static_cast<std::uint8_t>(halt.what));
+  return out;
+}
+
+std::optional<Halt> decode_halt(ByteSpan signal) {
+  WireReader in = past_kind(signal);
+  Halt halt;
+  halt.op = in.u64();
+  halt.from_op = in.u64();
+  const std::uint8_t what = in.u8();
+  if (!in.finish() || what > static_cast<std::uint8_t>(Halt::What::ended)) return std::nullopt;
+  halt.what = static_cast<Halt::What>(what);
+  return halt;
 }
 
 Bytes encode(const Credit& credit) {

@@ -23,6 +23,7 @@ enum class Kind : std::uint8_t {
   withdraw = 5,  // the sender takes an announcement back if it is not matched yet
   credit = 6,    // the receiver has consumed eager messages
   refuse = 7,    // the sender cannot reach the receiver's memory by the answer's transport: it is to answer anew
+  halt = 8,      // the receiver withdraws its answer, and the sender's reply to that
 };
 
 // Head of an eager message and of an announcement: 24 bytes, so that 8 bytes of payload fit one cache line with the ring's own
@@ -62,6 +63,17 @@ struct Withdraw {
   std::uint64_t sender_op = 0;
   bool leaving = false;  // the sender closes: a receive that the message would have met fails, and takes no later message instead
 };
+// The sender replies once it puts nothing more by that answer.
+struct Halt {
+  enum class What : std::uint8_t {
+    request,
+    kept,   // the message is announced again: another receive may have it
+    ended,  // the send has ended; its finish was sent before
+  };
+  std::uint64_t op = 0;       // the addressee's
+  std::uint64_t from_op = 0;  // the writer's
+  What what = What::request;
+};
 struct Credit {
   std::uint64_t payload = 0;  // bytes
   std::uint64_t heads = 0;    // messages
@@ -74,6 +86,7 @@ Bytes encode(const Announce& announce);
 Bytes encode(const Answer& answer);
 Bytes encode(const Finish& finish, Kind kind = Kind::finish);  // or refuse
 Bytes encode(const Withdraw& withdraw);
+Bytes encode(const Halt& halt);
 Bytes encode(const Credit& credit);
 
 // Each takes a whole signal (kind byte included); nullopt for anything malformed.
@@ -84,6 +97,7 @@ std::optional<Announce> decode_announce(ByteSpan signal);
 std::optional<Answer> decode_answer(ByteSpan signal);
 std::optional<Finish> decode_finish(ByteSpan signal);  // and of refuse
 std::optional<Withdraw> decode_withdraw(ByteSpan signal);
+std::optional<Halt> decode_halt(ByteSpan signal);
 std::optional<Credit> decode_credit(ByteSpan signal);
 
 }  // namespace hmc::messaging
