@@ -404,7 +404,7 @@ class Work:
         """
     def cancel(self) -> None:
         """
-        Stops the operation: afterwards nothing of it is written. A receive leaves its message to the next receive that fits. UnsupportedError when it is too late (it completes by itself), InvalidArgumentError when it is complete.
+        Stops the operation: afterwards nothing of it is written. A receive leaves its message to the next receive that fits; where the sender writes, this waits up to a second for it to stop. UnsupportedError when it is too late (it completes by itself, also as cancelled), InvalidArgumentError when it is complete.
         """
     def join(self, stream: typing.Any, device: typing.Any = None) -> None:
         """
