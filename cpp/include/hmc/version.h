@@ -11,6 +11,6 @@ namespace hmc {
 // "0.1.0", from the package metadata at build.
 HMC_API std::string_view version() noexcept;
 // Peers must agree on this number; a mismatch is refused by name at the handshake.
-inline constexpr std::uint16_t wire_version = 8;
+inline constexpr std::uint16_t wire_version = 9;
 
 }  // namespace hmc
