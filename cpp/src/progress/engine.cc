@@ -7,6 +7,14 @@
 #include "progress/drive.h"
 
 namespace hmc {
+namespace {
+
+// For a Context without a background thread.
+void retry(Dispatcher& dispatcher, const EngineCore& core) {
+  if (dispatcher.lacks_thread() && !core.forked()) static_cast<void>(dispatcher.retry());
+}
+
+}  // namespace
 
 Result<std::shared_ptr<Engine>> Engine::create(Progress progress) {
   install_fork_handler();
@@ -101,7 +109,7 @@ void Engine::retire(std::shared_ptr<const void> owner) {
 
 bool Engine::poll_once() {
   if (core_.rounds.pollables().in_round() || forked()) return false;
-  retry_dispatcher();
+  retry(dispatcher_, core_);
   core_.drivers.count();
   core_.answer_kicks();
   core_.take_over();
@@ -111,13 +119,13 @@ bool Engine::poll_once() {
 // ---- lock not held ----
 
 bool Engine::drive(Deadline deadline, const std::function<bool()>& done) {
-  retry_dispatcher();
+  retry(dispatcher_, core_);
   return Drive<FunctionDone>(core_, background_, deadline, FunctionDone{done}).run();
 }
 
 bool Engine::drive_flag(Deadline deadline, const std::atomic<std::uint32_t>& flag) {
   if (flag.load(std::memory_order_acquire) != 0) return true;
-  retry_dispatcher();
+  retry(dispatcher_, core_);
   return Drive<FlagDone>(core_, background_, deadline, FlagDone{flag}).run();
 }
 

@@ -87,10 +87,6 @@ class Engine final : public std::enable_shared_from_this<Engine> {
 
  private:
   explicit Engine(Progress progress) noexcept : background_(core_, dispatcher_, progress) {}
-  // For a Context without a background thread.
-  void retry_dispatcher() {
-    if (dispatcher_.lacks_thread() && !forked()) static_cast<void>(dispatcher_.retry());
-  }
 
   EngineCore core_;
   Dispatcher dispatcher_;
