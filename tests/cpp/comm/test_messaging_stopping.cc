@@ -2,6 +2,7 @@
 // sender does at that moment, the whole message goes to the next receive, once.
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <memory>
 #include <random>
@@ -67,6 +68,7 @@ TEST_P(Stopping, ADeadlineAmidTheTransferLosesNoMessage) {
 // Where either half has just begun or just ended.
 TEST_P(Stopping, ACancelOfEitherHalfLosesNoMessage) {
   const WayPair pair(GetParam());
+  int stopped = 0;
   for (int round = 0; round < 12; ++round) {
     SCOPED_TRACE(round);
     const auto seed = static_cast<std::uint64_t>(round);
@@ -85,6 +87,7 @@ TEST_P(Stopping, ACancelOfEitherHalfLosesNoMessage) {
     if (end.ok()) {
       EXPECT_TRUE(in.holds(size, seed));
     } else {
+      ++stopped;
       fill_pattern(in.inner(), 500);
       EXPECT_FALSE(sent.done());
       Guarded next(size);
@@ -94,6 +97,7 @@ TEST_P(Stopping, ACancelOfEitherHalfLosesNoMessage) {
     HMC_EXPECT_OK(sent.wait(soon()));
     if (!end.ok()) EXPECT_TRUE(in.holds(size, 500)) << "written after its cancel";
   }
+  EXPECT_GT(stopped, 0);
 }
 
 // The sender would have it back, or closes, when its receiver has left it.
@@ -114,6 +118,47 @@ TEST_P(Stopping, WhatIsLeftCanBeWithdrawnByItsSender) {
     EXPECT_EQ(end.code(), how == "cancel" ? Code::cancelled : Code::closed) << end.str();
     std::vector<std::byte> next(size);
     EXPECT_FALSE(pair.ba.recv(view(next), 2, soon(0.02)).ok());
+  }
+}
+
+// All of it is put by the sender, into memory of a device.
+TEST(StoppingOnDevices, ADeadlineAmidTheTransferLosesNoMessage) {
+  const auto devices = list_devices();
+  const auto found = std::ranges::find_if(devices, [](const auto& each) { return !each.device.is_cpu(); });
+  if (found == devices.end()) GTEST_SKIP() << "no device here";
+  for (const std::string transports : {"shm,ipc,staging", "tcp,staging"}) {
+    const Pair pair(transports);
+    std::mt19937 random(3);
+    int withdrawn = 0;
+    for (int round = 0; round < 8; ++round) {
+      SCOPED_TRACE(transports + " " + std::to_string(round));
+      const auto seed = static_cast<std::uint64_t>(round);
+      auto out = pattern(size, seed);
+      const Memory device_out = *Memory::allocate(size, found->device), in = *Memory::allocate(size, found->device);
+      HMC_ASSERT_OK(device_out.copy_from_host(out.data(), size, 0));
+      const auto sent = *pair.ab.isend(round % 2 == 0 ? view(out) : MemoryView(device_out), 5);
+      Status end(Code::timeout, "");
+      for (int attempt = 0; attempt < 4 && end.code() == Code::timeout; ++attempt) {
+        const double seconds = attempt == 3 ? 60 : static_cast<double>(random() % 3000) * 1e-6;
+        end = pair.ba.recv(MemoryView(in), 5, soon(seconds)).status();
+        if (end.code() == Code::timeout) ++withdrawn;
+        EXPECT_FALSE(says(end, "may still be used")) << end.str();
+      }
+      HMC_ASSERT_OK(end);
+      std::vector<std::byte> got(size);
+      HMC_ASSERT_OK(in.copy_to_host(got.data(), size, 0));
+      EXPECT_EQ(first_mismatch(got, seed), -1);
+      HMC_EXPECT_OK(sent.wait(soon()));
+      // Where the sender has it, and not where a receive on a device had it put.
+      const auto again = *pair.ab.isend(view(out), 5);
+      end = pair.ba.recv(MemoryView(in), 5, soon(0.001)).status();
+      if (!end.ok()) {
+        HMC_ASSERT_OK(pair.ba.recv(view(got), 5, soon()).status());
+        EXPECT_EQ(first_mismatch(got, seed), -1);
+      }
+      HMC_EXPECT_OK(again.wait(soon()));
+    }
+    if (transports == "tcp,staging") EXPECT_GT(withdrawn, 0);  // a copy by a device cannot be stopped: the receive has its message
   }
 }
 
