@@ -60,7 +60,8 @@ MessengerImpl::MessengerImpl(ContextState& context)
       lanes_(*context.engine(), sends_),
       rendezvous_(context, lanes_),
       sends_(*this, context, lanes_, rendezvous_),
-      receives_(*this, context, lanes_, rendezvous_) {}
+      receives_(*this, context, lanes_, rendezvous_),
+      withdrawals_(lanes_, rendezvous_, sends_, receives_) {}
 
 Result<std::shared_ptr<WorkState>> MessengerImpl::isend_locked(const Target& to, std::int64_t tag, const MemoryView& view) {
   return sends_.post(to, tag, view);
@@ -126,7 +127,7 @@ Result<MessageInfo> MessengerImpl::recv(const Target& from, std::int64_t tag, co
   if (waited.code() == Code::timeout) {
     const Engine::Lock lock = engine()->lock();
     if (work->done() && work->status().ok()) return work->info();
-    if (!work->done()) receives_.abandon(static_cast<ReceiveOperation&>(*work));
+    if (!work->done()) withdrawals_.abandon(static_cast<ReceiveOperation&>(*work));
   }
   HMC_TRY(waited);
   return work->info();
@@ -156,7 +157,7 @@ bool MessengerImpl::on_signal(PeerState& peer, ByteSpan signal, bool stable) {
       rendezvous_.on_refuse(peer, signal);
       break;
     case Kind::halt:
-      rendezvous_.on_halt(peer, signal);
+      withdrawals_.on_halt(peer, signal);
       break;
     case Kind::withdraw:
       receives_.on_withdraw(peer, signal);
@@ -246,28 +247,6 @@ void MessengerImpl::on_context_over(const Status& reason) {
   end_operations(nullptr, reason);
   receives_.discard_all();
   lanes_.clear();
-}
-
-Status MessengerImpl::cancel(Operation& operation) {
-  if (operation.sending) return sends_.cancel(static_cast<SendOperation&>(operation));
-  auto& receive = static_cast<ReceiveOperation&>(operation);
-  if (receive.stage == Stage::posted) {
-    receives_.cancel(receive);
-    return {};
-  }
-  return rendezvous_.stop(receive);
-}
-
-void MessengerImpl::end_matched(ReceiveOperation& receive) {
-  const auto keep = receive.shared_from_this();
-  const Status outcome = std::move(receive.ends.outcome);
-  const bool failed = !outcome.ok() && outcome.code() != Code::cancelled;
-  if (receive.gives_back && !failed) {
-    receive.complete(outcome.ok() ? Status(Code::cancelled, receive.describe() + " was cancelled") : outcome);
-    return receives_.put_back(receive);
-  }
-  receive.complete(outcome);
-  if (outcome.ok() && receive.abandoned) receives_.put_missing(receive);
 }
 
 }  // namespace messaging

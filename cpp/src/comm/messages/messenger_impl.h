@@ -12,6 +12,7 @@
 #include "comm/messages/receives.h"
 #include "comm/messages/rendezvous.h"
 #include "comm/messages/sends.h"
+#include "comm/messages/withdrawals.h"
 
 namespace hmc::messaging {
 
@@ -49,9 +50,7 @@ class MessengerImpl final : public Messenger {
   void end_operations(const PeerState* peer, const Status& reason);
 
   // ---- for operations ----
-  Status cancel(Operation& operation);
-  // A matched receive that nothing is written to any more ends, and may leave its message to the next one.
-  void end_matched(ReceiveOperation& receive);
+  [[nodiscard]] Withdrawals& withdrawals() noexcept { return withdrawals_; }
   [[nodiscard]] Sends& sends() noexcept { return sends_; }
   [[nodiscard]] Rendezvous& rendezvous() noexcept { return rendezvous_; }
   [[nodiscard]] const std::shared_ptr<Engine>& engine() const noexcept { return context_.engine(); }
@@ -62,6 +61,7 @@ class MessengerImpl final : public Messenger {
   Rendezvous rendezvous_;
   Sends sends_;
   Receives receives_;
+  Withdrawals withdrawals_;
 };
 
 }  // namespace hmc::messaging

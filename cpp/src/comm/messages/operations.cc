@@ -16,7 +16,7 @@ Operation::Operation(MessengerImpl& messenger, const Target& target, std::int64_
       sending(is_send),
       call(target.call) {}
 
-Status Operation::cancel_locked() { return owner.cancel(*this); }
+Status Operation::cancel_locked() { return owner.withdrawals().cancel(*this); }
 
 void SendOperation::wait_behind_fence() {
   behind_fence_ = true;
@@ -64,7 +64,7 @@ void Operation::part_done(Status status) noexcept {
   ends.own_over();
   if (sending && std::exchange(halting, false)) {
     if (status.ok()) peer->routes().signalled_by(share().transport);
-    if (owner.rendezvous().keep(static_cast<SendOperation&>(*this), status)) return;
+    if (owner.withdrawals().keep(static_cast<SendOperation&>(*this), status)) return;
     ends.peer_over = true;  // the receiver has stopped
   }
   if (!sending && static_cast<ReceiveOperation&>(*this).gives_back) {
@@ -104,7 +104,7 @@ void Operation::fail(Status status) {
 void Operation::settle() {
   if (done() || !ends.over() || (!sending && halting)) return;
   if (sending) return complete(ends.outcome);
-  owner.end_matched(static_cast<ReceiveOperation&>(*this));
+  owner.withdrawals().end(static_cast<ReceiveOperation&>(*this));
 }
 
 void Operation::released() noexcept {

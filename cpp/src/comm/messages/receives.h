@@ -51,12 +51,9 @@ class Receives {
   void on_announce(PeerState& peer, ByteSpan signal);
   void on_withdraw(PeerState& peer, ByteSpan signal);
   void cancel(ReceiveOperation& receive);  // it is not matched
-  // The message of a receive that was cancelled, for the next one that fits.
+  // The message of a receive that was cancelled, for the next one that fits. Where it came nevertheless, to memory that its caller
+  // had left, the next one fails so.
   void put_back(ReceiveOperation& receive);
-  // Its caller has gone and leaves the memory to it: it leaves its message, if that may still be.
-  void abandon(ReceiveOperation& receive);
-  // The message of one that was abandoned is lost in its memory: the next receive that fits fails so.
-  void put_missing(const ReceiveOperation& receive);
   // Those for which `concerns(the address that they want)`, that of the short way included.
   void end_posted(const Concerns& concerns, const Status& reason);
   // What was announced is received no more: its senders learn `to_sender`, and so do receives of `peer` whose turn it was.

@@ -28,12 +28,8 @@ class Rendezvous {
   void on_answer(PeerState& peer, ByteSpan signal);
   void on_finish(PeerState& peer, ByteSpan signal);
   void on_refuse(PeerState& peer, ByteSpan signal);
-  void on_halt(PeerState& peer, ByteSpan signal);
   // Ends operation `op` of the peer.
   void finish(PeerState& peer, std::uint64_t op, const Status& status);
-  // A receive that has its message. ok: it has ended as cancelled. would_block: it will, once its sender has replied that it puts
-  // nothing more. unsupported: it goes on.
-  Status stop(ReceiveOperation& receive);
   void withdraw_announced(PeerState& peer);
   void end(const PeerState* peer, const Status& reason);  // `peer` null: of all
   [[nodiscard]] const OperationTable& operations() const noexcept { return operations_; }
@@ -43,8 +39,6 @@ class Rendezvous {
   void report_part(Operation& operation);  // this side's part is over: tell the peer
   // True: its connection failed, and another one fetches all of it.
   bool fetch_again(Operation& operation, const Status& status);
-  // The put of a send that its receiver stopped has ended. True: the send waits for another receive.
-  bool keep(SendOperation& send, const Status& status);
 
  private:
   // would_block: the endpoint between the two devices is being made.
@@ -54,9 +48,6 @@ class Rendezvous {
   Result<Bytes> own_region(ReceiveOperation& receive, Route& route, std::uint64_t bytes);
   // Asks the sender to put all of it. For memory that a transport does not reach, by the next.
   Status ask_for_put(ReceiveOperation& receive, const Announce& announce, Route* route);
-  // True: this side's transfer has ended as cancelled.
-  bool stop_own(Operation& operation);
-  void on_halt_request(PeerState& peer, const Halt& halt);
   void refuse_answer(Operation& send, std::uint64_t receiver_op, const Status& why);
   void start_transfer(Lane& lane, Operation& operation);
   Status post_transfer(Operation& operation);

@@ -15,15 +15,26 @@ constexpr std::size_t max_left_scopes = 65536;
 
 void Receives::put_back(ReceiveOperation& receive) {
   PeerState& peer = *receive.peer;
-  if (const Lane* const known = lanes_.find(&peer); known == nullptr || known->peer == nullptr) return;  // the peer has ended
+  Lane* const known = lanes_.find(&peer);
+  if (known == nullptr || known->peer == nullptr || receive.announce == nullptr) return;  // the peer has ended
+  Lane& lane = *known;
   const std::uint64_t sender_op = receive.announce->sender_op;
-  Lane& lane = lanes_.of(peer);
   Unexpected message;
   message.lane = &lane;
   message.head = receive.announce->head;
   message.arrival = receive.arrival;
   message.put_back = true;
   const bool over = context_.scopes().is_over(message.head.envelope.scope);
+  if (receive.status().ok()) {
+    if (over) return;
+    const Status lost(Code::cancelled, "the message was written to the memory of an earlier receive after its deadline");
+    const Address from{&peer, message.head.envelope};
+    if (direct_ != nullptr && direct_->fits(from, message.head.tag)) return end_direct(lost);
+    if (const auto next = matcher_.match_message(from, message.head.tag)) return end_taken({next}, lost);
+    message.missing = lost;
+    ++lane.put_back;
+    return stash(lane, std::make_unique<Unexpected>(std::move(message)));
+  }
   if (peer.phase() != PeerPhase::ready) {
     rendezvous_.finish(peer, sender_op, Status(Code::closed, "the receiver has closed; nothing was read"));
     message.missing = peer.failure();
@@ -42,30 +53,6 @@ void Receives::put_back(ReceiveOperation& receive) {
   ++lane.put_back;
   stash(lane, std::make_unique<Unexpected>(std::move(message)));
   drop_last_missing(matcher_, lanes_, peer);
-}
-
-void Receives::abandon(ReceiveOperation& receive) {
-  receive.abandoned = true;
-  const bool fetches = receive.stage == Stage::matched && receive.announce != nullptr && receive.ends.moving();
-  if (fetches && !receive.asked) receive.gives_back = true;
-}
-
-void Receives::put_missing(const ReceiveOperation& receive) {
-  Lane* const lane = lanes_.find(receive.peer.get());
-  if (lane == nullptr || lane->peer == nullptr || receive.announce == nullptr) return;
-  const Head& head = receive.announce->head;
-  const Address from{lane->peer.get(), head.envelope};
-  const Status lost(Code::cancelled, "the message was written to the memory of an earlier receive after its deadline");
-  if (direct_ != nullptr && direct_->fits(from, head.tag)) return end_direct(lost);
-  if (const auto next = matcher_.match_message(from, head.tag)) return end_taken({next}, lost);
-  auto message = std::make_unique<Unexpected>();
-  message->lane = lane;
-  message->head = head;
-  message->arrival = receive.arrival;
-  message->put_back = true;
-  message->missing = lost;
-  ++lane->put_back;
-  stash(*lane, std::move(message));
 }
 
 Status sender_left(const PeerState& peer) {

@@ -2,12 +2,34 @@
 #include <algorithm>
 
 #include "comm/context_state.h"
-#include "comm/messages/rendezvous.h"
+#include "comm/messages/withdrawals.h"
 #include "comm/routing/peer_routes.h"
 
 namespace hmc::messaging {
 
-bool Rendezvous::stop_own(Operation& operation) {
+Status Withdrawals::cancel(Operation& operation) {
+  if (operation.sending) return sends_.cancel(static_cast<SendOperation&>(operation));
+  auto& receive = static_cast<ReceiveOperation&>(operation);
+  if (receive.stage != Stage::posted) return stop(receive);
+  receives_.cancel(receive);
+  return {};
+}
+
+void Withdrawals::abandon(ReceiveOperation& receive) {
+  receive.abandoned = true;
+  const bool fetches = receive.stage == Stage::matched && receive.announce != nullptr && receive.ends.moving();
+  if (fetches && !receive.asked) receive.gives_back = true;
+}
+
+void Withdrawals::end(ReceiveOperation& receive) {
+  const auto keep = receive.shared_from_this();
+  const Status outcome = std::move(receive.ends.outcome);
+  const bool gives_back = receive.gives_back && (outcome.ok() || outcome.code() == Code::cancelled);
+  receive.complete(gives_back && outcome.ok() ? Status(Code::cancelled, receive.describe() + " was cancelled") : outcome);
+  if (gives_back || (outcome.ok() && receive.abandoned)) receives_.put_back(receive);
+}
+
+bool Withdrawals::stop_own(Operation& operation) {
   auto& waiting = lanes_.of(*operation.peer).transfers;
   const auto place = std::find_if(waiting.begin(), waiting.end(), [&](const auto& other) { return other.get() == &operation; });
   if (place != waiting.end()) {
@@ -21,7 +43,7 @@ bool Rendezvous::stop_own(Operation& operation) {
 }
 
 // The message stays for the next receive; of a collective it ends with its receive, for nobody else will ask for it.
-Status Rendezvous::stop(ReceiveOperation& receive) {
+Status Withdrawals::stop(ReceiveOperation& receive) {
   const std::string what = receive.describe();
   const Status goes_on(Code::unsupported, what + " is being written: it ends when the bytes are there or the peer is lost");
   const Status stopping(Code::would_block, what + " is being written: it ends, and leaves its message, when the peer has stopped");
@@ -57,11 +79,11 @@ Status Rendezvous::stop(ReceiveOperation& receive) {
   return receive.done() ? Status() : stopping;
 }
 
-void Rendezvous::on_halt(PeerState& peer, ByteSpan signal) {
+void Withdrawals::on_halt(PeerState& peer, ByteSpan signal) {
   const auto halt = decode_halt(signal);
   if (!halt) return peer.fail(Status(Code::protocol, "malformed withdrawal of an answer"));
   if (halt->what == Halt::What::request) return on_halt_request(peer, *halt);
-  const auto operation = operations_.find(halt->op, peer);
+  const auto operation = rendezvous_.operations().find(halt->op, peer);
   if (!operation || !operation->halting) return;  // it ended here already, or is about to
   if (operation->sending) return peer.fail(Status(Code::protocol, "a reply to a withdrawal that was not made"));
   auto& receive = static_cast<ReceiveOperation&>(*operation);
@@ -75,9 +97,9 @@ void Rendezvous::on_halt(PeerState& peer, ByteSpan signal) {
   receive.settle();
 }
 
-void Rendezvous::on_halt_request(PeerState& peer, const Halt& halt) {
+void Withdrawals::on_halt_request(PeerState& peer, const Halt& halt) {
   Lane& lane = lanes_.of(peer);
-  const auto operation = operations_.find(halt.op, peer);
+  const auto operation = rendezvous_.operations().find(halt.op, peer);
   if (!operation) return lanes_.emit(lane, encode(Halt{halt.from_op, halt.op, Halt::What::ended}));
   const bool answered = operation->stage == Stage::matched || operation->stage == Stage::refused;
   if (!operation->sending || !answered || operation->peer_op != halt.from_op || operation->halting)
@@ -94,7 +116,7 @@ void Rendezvous::on_halt_request(PeerState& peer, const Halt& halt) {
   }
 }
 
-bool Rendezvous::keep(SendOperation& send, const Status& status) {
+bool Withdrawals::keep(SendOperation& send, const Status& status) {
   const bool kept = status.ok() || status.code() == Code::cancelled;
   Lane& lane = lanes_.of(*send.peer);
   lanes_.emit(lane, encode(Halt{send.peer_op, send.id, kept ? Halt::What::kept : Halt::What::ended}));
