@@ -47,8 +47,9 @@ class HMC_API Work {
   // Runs `callback` once, on the dispatcher thread, after completion (also when already complete). Never inside this call.
   void then(std::function<void(const Status&)> callback) const;
   // Asks to stop. ok: the Work completed as `cancelled` and nothing is written by it after this returns. A receive leaves its
-  // message to the next receive that fits, also where part of it was written already. invalid_argument: already complete.
-  // unsupported: too late to stop, it will complete by itself; the message says whether the target may have been written.
+  // message to the next receive that fits, also where part of it was written already; where the sender writes, this waits up to a
+  // second for it to stop. invalid_argument: already complete. unsupported: too late to stop, it will complete by itself, also as
+  // `cancelled`; the message says whether the target may have been written.
   Status cancel() const;
   // As cancel(). A wait (iwait_notify, inotifications, iaccept) that completed unnoticed also returns what it consumed to the front
   // of its queue, unless take() was called: for event loops, where a cancellation may follow the completion.
