@@ -99,7 +99,7 @@ void launcher(std::string_view text) {
     const auto at = env.find(name);
     return at == env.end() ? std::nullopt : std::optional(at->second);
   };
-  const auto info = read_launch(reader, [] { return Result<std::string>("/run/sockets"); }, 1234);
+  const auto info = read_launch(reader, [] { return Result<std::string>("/run/sockets"); }, "1234");
   if (!info.ok()) return check(info.status().code() == Code::invalid_argument);
   check(info->rank >= 0 && info->rank < info->size && info->local_rank >= 0 && info->local_rank < info->local_size);
   check(info->local_size <= info->size && (info->size == 1 || !info->rendezvous.empty()));
