@@ -127,7 +127,10 @@ def test_no_refusal_is_a_list_of_signatures(live: dict[str, Any]) -> None:
         (lambda comm: comm.context.publish("x", np.zeros(1)), "buffer must be a ConnBuffer, not a numpy.ndarray"),
         (lambda comm: comm.local[0].exchange_bytes("x"), "data must be bytes, not a str"),
         (lambda comm: comm.exchange(5), "buffer must be a ConnBuffer, or {Member: ConnBuffer}, not a int"),
-        (lambda comm: comm.exchange(buffer=None, timeout=1), "buffer must be a ConnBuffer, or {Member: ConnBuffer}, not a NoneType"),
+        (
+            lambda comm: comm.exchange(buffer=None, timeout=1),
+            "buffer must be a ConnBuffer, or {Member: ConnBuffer}, not a NoneType",
+        ),
         (lambda comm: comm.exchange({0: 1}), "exchange takes a ConnBuffer as buffer, or {Member: ConnBuffer}"),
         (lambda comm: comm.exchange_bytes(data="x"), "data must be bytes, or {Member: bytes}, not a str"),
         (lambda comm: comm.subgroup("01", 3), "ranks must be a sequence, not a str"),

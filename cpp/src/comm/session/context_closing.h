@@ -62,7 +62,7 @@ class ContextClosing {
   std::vector<Loss> lost_;  // the first of them
   std::uint64_t more_lost_ = 0;
   std::set<ContextId> expected_;  // peers
-  Status outcome_;  // of the thread that frees everything, for the others that close
+  Status outcome_;                // of the thread that frees everything, for the others that close
 };
 
 }  // namespace hmc
