@@ -1,5 +1,8 @@
-// What a growth still waits for, and why it cannot complete.
+// What a growth still waits for, until when, and why it cannot complete.
+#include <chrono>
+#include <functional>
 #include <string>
+#include <utility>
 
 #include "collective/growths.h"
 #include "collective/world.h"
@@ -32,6 +35,13 @@ std::string Growths::awaited(const Growing& growing) const {
     add(std::to_string(missing) + " of " + std::to_string(count) + " invited processes to join");
   }
   return text;
+}
+
+Engine::TimerId Growths::after(std::uint32_t wait_ms, std::function<void(Growths&)> action) {
+  return world_.engine()->at(Deadline::after(std::chrono::milliseconds(wait_ms)),
+                             [weak = world_.weak_from_this(), action = std::move(action)] {
+                               if (const auto world = weak.lock()) action(world->growths());
+                             });
 }
 
 }  // namespace hmc

@@ -1,8 +1,6 @@
 #include "collective/growths.h"
 
 #include <algorithm>
-#include <chrono>
-#include <functional>
 #include <optional>
 #include <set>
 #include <span>
@@ -392,13 +390,6 @@ void Growths::forget(std::uint64_t group_id) {
 void Growths::end_all(const Status& reason) {
   for (const auto& [key, growing] : std::map(all_)) fail(*growing, reason);
   if (applied_) std::exchange(applied_, nullptr)->failure_ = reason;
-}
-
-Engine::TimerId Growths::after(std::uint32_t wait_ms, std::function<void(Growths&)> action) {
-  return world_.engine()->at(Deadline::after(std::chrono::milliseconds(wait_ms)),
-                             [weak = world_.weak_from_this(), action = std::move(action)] {
-                               if (const auto world = weak.lock()) action(world->growths());
-                             });
 }
 
 }  // namespace hmc
