@@ -262,7 +262,7 @@ TEST(Grow, WithoutAnInvitationAllFail) {
 TEST(Grow, NothingIsKeptOfClosedCommunicators) {
   run_job(2, [](const Process& process) {
     Communicator current = process.init();
-    const auto& world = current.state()->group->world();
+    const auto world = current.state()->group->world();
     for (int i = 0; i < 20; ++i) {
       EXPECT_EQ(current.grow(soon()).status().code(), Code::invalid_argument) << "no invitation";
       auto next = current.shrink(soon());
