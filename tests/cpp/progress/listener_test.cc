@@ -7,19 +7,16 @@
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <atomic>
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "hmc/deadline.h"
@@ -310,19 +307,6 @@ TEST_P(ListenerTest, DescriptorLimitPausesAcceptingWithoutBurningCpu) {
   EXPECT_TRUE(wait_for(control_, 1));
 }
 
-TEST_P(ListenerTest, SocketFileGoesWithItsListenerAndIsPrivate) {
-  const std::string path = listen("unix").substr(5);
-  struct stat info{};
-  ASSERT_EQ(lstat(path.c_str(), &info), 0);
-  EXPECT_TRUE(S_ISSOCK(info.st_mode));
-  EXPECT_EQ(info.st_mode & 077U, 0U);
-  {
-    const auto lock = engine_->lock();
-    listener_.reset();
-  }
-  EXPECT_NE(lstat(path.c_str(), &info), 0);
-}
-
 TEST_P(ListenerTest, ChildAfterForkLeavesTheFileAndTheParentAlone) {
   const std::string address = listen("unix");
   const pid_t child = fork();
@@ -337,104 +321,12 @@ TEST_P(ListenerTest, ChildAfterForkLeavesTheFileAndTheParentAlone) {
   EXPECT_TRUE(wait_for(control_, 1));
 }
 
-// Another listener finds the socket dead, or bound and not listening yet: one alone may have the path.
-TEST_P(ListenerTest, OneOfTwoListenersReplacesADeadSocket) {
-  const std::string path = (runtime_ / "meet").string();
-  const auto other_engine = Engine::create(GetParam()).value();
-  const auto listens = [&path](const std::shared_ptr<Engine>& engine, std::unique_ptr<Listener>& into) {
-    const auto lock = engine->lock();
-    into = Listener::create(engine).value();
-    return into->listen("unix:" + path).ok();
-  };
-  for (int round = 0; round < 200; ++round) {
-    {
-      const UniqueFd dead(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-      const auto name = unix_socket_address(path).value();
-      ASSERT_EQ(bind(dead.get(), name.get(), name.size), 0);
-    }
-    std::unique_ptr<Listener> own, others;
-    std::atomic<int> ready{0};
-    bool other_listens = false;
-    std::thread other([&] {
-      for (ready += 1; ready < 2;) continue;
-      other_listens = listens(other_engine, others);
-    });
-    for (ready += 1; ready < 2;) continue;
-    const bool listening = listens(engine_, own);
-    other.join();
-    EXPECT_NE(listening, other_listens) << "round " << round;
-    {
-      const auto lock = engine_->lock();
-      own.reset();
-    }
-    const auto lock = other_engine->lock();
-    others.reset();
-    if (HasFailure()) break;
-  }
-  EXPECT_TRUE(std::filesystem::is_empty(runtime_));
-  other_engine->stop();
-}
-
-TEST_P(ListenerTest, StaleSocketsOfTheDeadAreRemovedLiveOnesKept) {
-  ASSERT_TRUE(private_directory().ok());
-  const std::string directory = private_directory().value();
-  const std::string dead = directory + "/4194304-";  // a number that Linux gives to no process
-  const auto bind_at = [&](const std::string& path) {
-    UniqueFd fd(socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    sockaddr_un name{};
-    name.sun_family = AF_UNIX;
-    std::strcpy(name.sun_path, path.c_str());
-    EXPECT_EQ(bind(fd.get(), reinterpret_cast<sockaddr*>(&name), sizeof name), 0);
-    EXPECT_EQ(::listen(fd.get(), 1), 0);
-    return fd;
-  };
-  const std::string stale = dead + "1.sock";
-  const std::string foreign = dead + "2.sock";  // dead pid here, yet somebody listens
-  bind_at(stale).reset();
-  const UniqueFd live = bind_at(foreign);
-  std::string user = directory + "/user.sock";
-  bind_at(user).reset();
-  const std::string dangling = dead + "3.sock";
-  ASSERT_EQ(symlink((directory + "/nothing").c_str(), dangling.c_str()), 0);
-  listen("unix");
-  EXPECT_NE(access(stale.c_str(), F_OK), 0);
-  struct stat info{};
-  EXPECT_NE(lstat(dangling.c_str(), &info), 0);
-  EXPECT_EQ(access(foreign.c_str(), F_OK), 0);
-  EXPECT_EQ(access(user.c_str(), F_OK), 0);
-  // An address given by the user takes over what a dead process left, never what is in use.
-  EXPECT_EQ(listen("unix:" + user), "unix:" + user);
-  const auto lock = engine_->lock();
-  const auto taken = listener_->listen("unix:" + user);
-  EXPECT_EQ(taken.status().code(), Code::invalid_argument) << taken.status().str();
-}
-
 TEST_P(ListenerTest, TakenPortIsAnError) {
   const std::string address = listen("tcp://127.0.0.1:0");
   const auto lock = engine_->lock();
   const auto again = listener_->listen(address);
   EXPECT_EQ(again.status().code(), Code::invalid_argument) << again.status().str();
   EXPECT_EQ(listener_->addresses().size(), 1U);
-}
-
-TEST_P(ListenerTest, PrivateDirectoryOpenToOthersIsRefused) {
-  const auto directory = private_directory();
-  ASSERT_TRUE(directory.ok()) << directory.status().str();
-  struct stat info{};
-  ASSERT_EQ(stat(directory.value().c_str(), &info), 0);
-  EXPECT_EQ(info.st_mode & 07777U, 0700U);
-  ASSERT_EQ(chmod(directory.value().c_str(), 0750), 0);
-  EXPECT_EQ(private_directory().status().code(), Code::authentication);
-  EXPECT_NE(private_directory().status().message().find("chmod 700"), std::string_view::npos);
-  std::filesystem::remove_all(directory.value());
-  std::filesystem::create_directory_symlink("/tmp", directory.value());
-  EXPECT_EQ(private_directory().status().code(), Code::authentication);
-  std::filesystem::remove(directory.value());
-  if (geteuid() == 0) {
-    ASSERT_EQ(mkdir(directory.value().c_str(), 0700), 0);
-    ASSERT_EQ(chown(directory.value().c_str(), 12345, 12345), 0);
-    EXPECT_EQ(private_directory().status().code(), Code::authentication);
-  }
 }
 
 }  // namespace
