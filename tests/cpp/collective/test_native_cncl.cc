@@ -125,38 +125,7 @@ TEST(Cncl, ABrokenConnectionEndsTheCall) {
       true);
 }
 
-TEST(Cncl, AKilledRankIsNamed) {
-  const testing::Environment libraries(testing::simulated_libraries());
-  testing::JobOptions options;
-  options.killed = {2};
-  testing::run_job(
-      3,
-      [](const testing::Process& process) {
-        testing::simulate_vendors();
-        InitOptions init = process.options();
-        init.devices = {*Device::parse("mlu:" + std::to_string(process.rank))};
-        const Communicator world = process.init(init);
-        ASSERT_TRUE(world.valid());
-        const Member me = *world.self();
-        check_sum(me, 1000, vendors_library);
-        if (me.rank() == 2) {
-          let_fail(me.device(), "cnclKernel", 1, hangs);
-          std::thread([] {
-            std::this_thread::sleep_for(std::chrono::milliseconds(200));
-            testing::die();
-          }).detach();
-        }
-        const OnDevice memory(me.device(), input(DataType::f32, 100'000, static_cast<std::size_t>(me.rank())));
-        const Status status = me.all_reduce(memory.view(), memory.view(), sum_of_f32, soon(), vendors_library);
-        EXPECT_EQ(status.code(), Code::peer_lost) << status.str();
-        EXPECT_TRUE(names(status, "rank 2")) << status.str();
-        const Communicator again = *world.shrink(soon());
-        EXPECT_EQ(again.size(), 2);
-        check_gathered(*again.self(), 3001);
-        HMC_EXPECT_OK(again.close(soon()));
-      },
-      options);
-}
+TEST(Cncl, AKilledRankIsNamed) { testing::check_killed_rank("mlu", "cnclKernel", hangs, true, 100'000); }
 
 }  // namespace
 }  // namespace hmc

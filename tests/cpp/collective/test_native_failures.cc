@@ -268,42 +268,9 @@ TEST(NativeFailures, ARemoteErrorEndsTheCall) {
 }
 
 TEST(NativeFailures, AKilledRankIsNamed) {
-  for (std::size_t i = 0; i < 2 * hanging.size(); ++i) {
-    const auto& [what, connects] = hanging[i / 2];
-    const std::size_t count = i % 2 == 0 ? 10 : 100'000;
-    SCOPED_TRACE(std::string(what) + ", " + std::to_string(count) + " elements");
-    const Environment libraries(testing::simulated_libraries());
-    testing::JobOptions options;
-    options.killed = {2};
-    testing::run_job(
-        3,
-        [&, what = what, connects = connects, count](const testing::Process& process) {
-          testing::simulate_vendors();
-          InitOptions init = process.options();
-          init.devices = {*Device::parse("cuda:" + std::to_string(process.rank))};
-          const Communicator world = process.init(init);
-          ASSERT_TRUE(world.valid());
-          const Member me = *world.self();
-          if (connects) check_sum(me, 1000, vendors_library);
-          if (me.rank() == 2) {
-            let_fail(me.device(), what, 1, hangs);
-            std::thread([] {
-              std::this_thread::sleep_for(std::chrono::milliseconds(200));
-              testing::die();
-            }).detach();
-          }
-          const OnDevice memory(me.device(), input(DataType::f32, count, static_cast<std::size_t>(me.rank())));
-          const auto start = std::chrono::steady_clock::now();
-          const Status status = me.all_reduce(memory.view(), memory.view(), sum_of_f32, soon(), vendors_library);
-          EXPECT_EQ(status.code(), Code::peer_lost) << status.str();
-          EXPECT_TRUE(names(status, "rank 2")) << status.str();
-          EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
-          const Communicator again = *world.shrink(soon());
-          EXPECT_EQ(again.size(), 2);
-          check_gathered(*again.self(), 3001);
-          HMC_EXPECT_OK(again.close(soon()));
-        },
-        options);
+  for (const auto& [what, connects] : hanging) {
+    for (const std::size_t count : {std::size_t{10}, std::size_t{100'000}})
+      testing::check_killed_rank("cuda", what, hangs, connects, count);
   }
 }
 

@@ -85,4 +85,40 @@ inline void check_gathered(const Member& me, std::size_t bytes) {
   ASSERT_TRUE(out.read() == all);
 }
 
+// Three ranks, the last of which dies while `what` of its library hangs in an all_reduce, which is their first unless `connects`:
+// the others learn of it, and shrink.
+inline void check_killed_rank(const std::string& vendor, const char* what, int hangs, bool connects, std::size_t count) {
+  SCOPED_TRACE(std::string(what) + ", " + std::to_string(count) + " elements");
+  const Environment libraries(simulated_libraries());
+  JobOptions options;
+  options.killed = {2};
+  const auto body = [&](const Process& process) {
+    simulate_vendors();
+    InitOptions init = process.options();
+    init.devices = {*Device::parse(vendor + ":" + std::to_string(process.rank))};
+    const Communicator world = process.init(init);
+    ASSERT_TRUE(world.valid());
+    const Member me = *world.self();
+    if (connects) check_sum(me, 1000, vendors_library);
+    if (me.rank() == 2) {
+      let_fail(me.device(), what, 1, hangs);
+      std::thread([] {
+        std::this_thread::sleep_for(std::chrono::milliseconds(200));
+        die();
+      }).detach();
+    }
+    const OnDevice memory(me.device(), input(DataType::f32, count, static_cast<std::size_t>(me.rank())));
+    const auto start = std::chrono::steady_clock::now();
+    const Status status = me.all_reduce(memory.view(), memory.view(), sum_of_f32, soon(), vendors_library);
+    EXPECT_EQ(status.code(), Code::peer_lost) << status.str();
+    EXPECT_TRUE(names(status, "rank 2")) << status.str();
+    EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(30));
+    const Communicator again = *world.shrink(soon());
+    EXPECT_EQ(again.size(), 2);
+    check_gathered(*again.self(), 3001);
+    HMC_EXPECT_OK(again.close(soon()));
+  };
+  run_job(3, body, options);
+}
+
 }  // namespace hmc::testing
