@@ -50,7 +50,7 @@ Managed* export_memory(const Memory& memory) {
   return &exported->managed;
 }
 
-// contiguous_bytes() is the tensor's size only if no memory is too small for it, and each element has bytes of its own.
+// Refuses shapes whose bytes a signed 64-bit number does not hold, and elements that share bytes.
 void check_size(const DlTensor& tensor) {
   const std::uint64_t item = std::uint64_t{tensor.dtype.bits} * tensor.dtype.lanes;
   if (item == 0 || item % 8 != 0)

@@ -43,7 +43,7 @@ bool when_flushed(EndpointSlot& slot, std::function<void(const Status&)> action)
         const std::unique_ptr<Flush> self(this);
         action_(status);
       }
-      if (peer.carries()) peer.impl().peers().pump_soon(peer);  // a fence or a goodbye may have waited for it
+      if (peer.carries()) peer.impl().peers().pump_soon(peer);  // a fence or a close may have waited for it
     }
 
    private:
