@@ -40,7 +40,7 @@ def hosts() -> Iterator[Hosts]:
 
 @pytest.fixture
 def run_job(tmp_path: Path) -> Callable[..., str]:
-    """Runs a script as a job of N processes by `hmc run`; fails the test with everything they printed."""
+    """Runs a script in a folder of its own as a job of N processes by `hmc run`; fails the test with everything they printed."""
 
     def run(source: str, ranks: int = 2, timeout: float = 60, expect: int = 0, environment: dict[str, str] | None = None) -> str:
         script = tmp_path / "job.py"
@@ -57,6 +57,7 @@ def run_job(tmp_path: Path) -> Callable[..., str]:
                 capture_output=True,
                 text=True,
                 timeout=timeout,
+                cwd=tmp_path,
                 env={**os.environ, **(environment or {})},
             )
         except subprocess.TimeoutExpired as late:
@@ -70,7 +71,7 @@ def run_job(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def run_script(tmp_path: Path) -> Callable[..., str]:
-    """Runs a script as one process with just these variables more (None: without it); fails the test with all that it printed."""
+    """Runs a script in a folder of its own with these variables more (None: without it); fails the test with all that it printed."""
 
     def run(source: str, environment: dict[str, str | None]) -> str:
         import os
@@ -79,7 +80,7 @@ def run_script(tmp_path: Path) -> Callable[..., str]:
         prelude = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         script.write_text(prelude + "import numpy as np\nimport hmc\nfrom patterns import pattern\n" + textwrap.dedent(source))
         merged = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
-        result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, env=merged)
+        result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=merged)
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout
 
