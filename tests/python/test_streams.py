@@ -207,6 +207,64 @@ with hmc.Context(transports="tcp") as ctx:
 
 
 @pytest.mark.parametrize("vendor", ["cuda", "rocm"])
+def test_a_receive_that_is_withdrawn_behind_a_stream_leaves_its_message(run_script: Callable[..., str], vendor: str) -> None:
+    run_script(
+        CALLER
+        + f"vendor = {vendor!r}"
+        + """
+import asyncio
+
+with hmc.Context(transports="tcp") as ctx, hmc.Context(transports="tcp") as other:
+    there = other.connect(ctx.addresses[0], timeout=30)
+    peer = ctx.accept(timeout=30)
+    buf = ctx.buffer(1000, device=vendor + ":0")
+    buf.memory.fill(1)
+    caller = Caller(vendor)
+    caller.hold()
+
+    def withdrawn(receive):
+        try:
+            receive()
+        except (hmc.HmcCancelledError, asyncio.TimeoutError):
+            pass
+        else:
+            raise AssertionError("it did not wait for the stream")
+
+    async def receive():
+        await peer.irecv(buf, tag=1, stream=caller.stream)
+
+    async def receive_for_a_while():
+        await asyncio.wait_for(receive(), 0.1)
+
+    def cancel():
+        work = peer.irecv(buf, tag=1, stream=caller.stream)
+        work.cancel()
+        work.wait(30)
+
+    for seed in (1, 2, 3):
+        there.send(pattern(1000 - seed, seed), tag=1, timeout=30)
+    there.notify(1)
+    peer.wait_notify(1, timeout=30)  # they are here
+    withdrawn(cancel)
+    withdrawn(lambda: asyncio.run(receive_for_a_while()))
+    # What waits for the same message gets it, and those behind it keep their order.
+    first = peer.irecv(buf, tag=1, stream=caller.stream)
+    second = peer.irecv(buf, tag=1, stream=caller.stream)
+    first.cancel()
+    got = np.zeros(1000, np.uint8)
+    for seed in (1, 3):
+        assert peer.recv(got, tag=1, timeout=30).bytes == 1000 - seed
+        assert np.array_equal(got[: 1000 - seed], pattern(1000 - seed, seed))
+    assert not second.done and (read(buf) == 1).all()
+    caller.gate.set()
+    second.wait(30)
+    assert np.array_equal(read(buf)[:998], pattern(998, 2))
+""",
+        hmc.testing.environment(),
+    )
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "rocm"])
 def test_a_joined_stream_does_not_wait_for_callbacks(run_job: Callable[..., str], vendor: str) -> None:
     job(
         run_job,

@@ -34,7 +34,7 @@ struct Lane {
   // with its answer.
   struct Unrouted {
     std::shared_ptr<Operation> operation;
-    std::variant<Announce, Answer, Bytes> said;
+    std::variant<Announce, Answer, std::unique_ptr<Unexpected>> said;
   };
   std::vector<Unrouted> unrouted;
   std::set<std::uint32_t> left;  // scopes that the peer's process has closed and this one has not

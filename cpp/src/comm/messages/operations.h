@@ -185,7 +185,7 @@ class ReceiveOperation final : public Operation {
   OrderedEntries<std::shared_ptr<ReceiveOperation>>::Place posted;  // until it is matched
   TransportSet refused = 0;                                         // what does not reach its memory
   std::unique_ptr<const Announce> announce;                         // what it was matched with, to begin again
-  std::uint64_t arrival = 0;                                        // of the announcement
+  std::uint64_t arrival = 0;                                        // of its message
   bool asked = false;                                               // the sender, to put its half or all
   std::optional<Withdraw> withdrawn;                                // the sender would have the announcement back
   bool gives_back = false;                                          // being cancelled: the message is left for another receive

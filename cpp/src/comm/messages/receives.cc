@@ -67,7 +67,8 @@ Result<std::shared_ptr<WorkState>> Receives::post(const Target& from, std::int64
       accept(receive, *message);
     } else if (!of_another_call(*message->lane, *receive, message->head)) {
       receive->deliver(message->head, message->payload.size());
-      take_eager(*message->lane, receive, message->payload);
+      receive->arrival = message->arrival;
+      take_eager(*message->lane, receive, message->head, message->payload);
     }
   }
   return std::shared_ptr<WorkState>(std::move(receive));
@@ -82,19 +83,7 @@ void Receives::on_eager(PeerState& peer, ByteSpan signal) {
   Lane& lane = lanes_.of(peer);
   if (leaving) [[unlikely]]
     return on_left(peer, lane, head->envelope.scope);
-  const Address from{&peer, head->envelope};
-  if (direct_ != nullptr && direct_->fits(from, head->tag)) {
-    direct_->info = info_of(*head, payload.size());
-    Status status = copy_in(direct_->view, payload);
-    lanes_.consumed(lane, payload.size());
-    return end_direct(std::move(status));
-  }
-  if (const auto receive = matcher_.match_message(from, head->tag)) {
-    if (of_another_call(lane, *receive, *head)) return lanes_.consumed(lane, payload.size());
-    receive->deliver(*head, payload.size());
-    take_eager(lane, receive, payload);
-    return lanes_.consumed(lane, payload.size());
-  }
+  if (meet_eager(peer, lane, *head, payload)) return lanes_.consumed(lane, payload.size());
   if (context_.scopes().is_over(head->envelope.scope)) {
     context_.counters().add("messages.discarded", 1);
     return lanes_.consumed(lane, payload.size());
@@ -107,7 +96,7 @@ void Receives::on_eager(PeerState& peer, ByteSpan signal) {
   message->head = *head;
   message->arrival = matcher_.unexpected().arrival();
   message->payload.assign(payload.begin(), payload.end());
-  stash(lane, std::move(message));
+  stash(peer, std::move(message));
 }
 
 void Receives::on_announce(PeerState& peer, ByteSpan signal) {
@@ -131,7 +120,7 @@ void Receives::on_announce(PeerState& peer, ByteSpan signal) {
   if (!lane.held.hold(0)) {
     return peer.fail(Status(Code::protocol, "the peer announced more messages than it had credit for"));
   }
-  stash(lane, std::make_unique<Unexpected>(std::move(message)));
+  stash(peer, std::make_unique<Unexpected>(std::move(message)));
 }
 
 void Receives::on_withdraw(PeerState& peer, ByteSpan signal) {
@@ -163,12 +152,13 @@ void Receives::on_withdraw(PeerState& peer, ByteSpan signal) {
   }
 }
 
-void Receives::stash(Lane& lane, std::unique_ptr<Unexpected> message) {
+void Receives::stash(const PeerState& peer, std::unique_ptr<Unexpected> message) {
   const Head head = message->head;
   const std::uint64_t arrival = message->arrival;
-  matcher_.stash({lane.peer.get(), head.envelope}, head.tag, arrival, std::move(message));
+  Lane& lane = *message->lane;
+  matcher_.stash({&peer, head.envelope}, head.tag, arrival, std::move(message));
   lanes_.give_credit(lane);
-  if (head.call != 0) watchers_.tell(*lane.peer, head);
+  if (head.call != 0) watchers_.tell(peer, head);
 }
 
 bool Receives::of_another_call(Lane& lane, ReceiveOperation& receive, const Head& head) {
@@ -188,12 +178,33 @@ void Receives::watch_calls(std::uint32_t scope, CallWatcher* watcher) {
   });
 }
 
-void Receives::take_eager(Lane& lane, const std::shared_ptr<ReceiveOperation>& receive, ByteSpan payload) {
+void Receives::take_eager(Lane& lane, const std::shared_ptr<ReceiveOperation>& receive, const Head& head, ByteSpan payload) {
   if (!receive->after) return receive->complete(copy_in(receive->view, payload));
   receive->accepted();
   receive->peer = lane.owner();
   receive->stage = Stage::matched;
-  rendezvous_.start(lane, {receive, Bytes(payload.begin(), payload.end())});
+  auto message = std::make_unique<Unexpected>();
+  message->lane = &lane;
+  message->head = head;
+  message->payload.assign(payload.begin(), payload.end());
+  message->arrival = receive->arrival;
+  rendezvous_.start(lane, {receive, std::move(message)});
+}
+
+bool Receives::meet_eager(PeerState& peer, Lane& lane, const Head& head, ByteSpan payload) {
+  const Address from{&peer, head.envelope};
+  if (direct_ != nullptr && direct_->fits(from, head.tag)) {
+    direct_->info = info_of(head, payload.size());
+    end_direct(copy_in(direct_->view, payload));
+    return true;
+  }
+  const auto receive = matcher_.match_message(from, head.tag);
+  if (receive == nullptr) return false;
+  if (of_another_call(lane, *receive, head)) return true;
+  receive->deliver(head, payload.size());
+  receive->arrival = matcher_.unexpected().arrival();
+  take_eager(lane, receive, head, payload);
+  return true;
 }
 
 bool Receives::meet(PeerState& peer, Unexpected& message) {

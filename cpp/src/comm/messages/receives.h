@@ -54,6 +54,7 @@ class Receives {
   // The message of a receive that was cancelled, for the next one that fits. Where it came nevertheless, to memory that its caller
   // had left, the next one fails so.
   void put_back(ReceiveOperation& receive);
+  void put_back(PeerState& peer, std::unique_ptr<Unexpected> eager);
   // Those for which `concerns(the address that they want)`, that of the short way included.
   void end_posted(const Concerns& concerns, const Status& reason);
   // What was announced is received no more: its senders learn `to_sender`, and so do receives of `peer` whose turn it was.
@@ -67,10 +68,11 @@ class Receives {
  private:
   // To whoever waits for it; false: nobody does.
   [[nodiscard]] bool meet(PeerState& peer, Unexpected& message);
+  [[nodiscard]] bool meet_eager(PeerState& peer, Lane& lane, const Head& head, ByteSpan payload);
   void accept(const std::shared_ptr<ReceiveOperation>& receive, Unexpected& message);
-  // An eager payload for `receive`; later if a stream still uses the memory.
-  void take_eager(Lane& lane, const std::shared_ptr<ReceiveOperation>& receive, ByteSpan payload);
-  void stash(Lane& lane, std::unique_ptr<Unexpected> message);
+  // An eager message for `receive`; later if a stream still uses the memory.
+  void take_eager(Lane& lane, const std::shared_ptr<ReceiveOperation>& receive, const Head& head, ByteSpan payload);
+  void stash(const PeerState& peer, std::unique_ptr<Unexpected> message);
   // True: the message is of another call than its receive, which ends so. The sender did nothing that is to end its send.
   bool of_another_call(Lane& lane, ReceiveOperation& receive, const Head& head);
   void end_direct(Status status);

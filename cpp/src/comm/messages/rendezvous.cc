@@ -62,13 +62,13 @@ Status Rendezvous::announce(Lane& lane, SendOperation& send) {
 void Rendezvous::start(Lane& lane, Lane::Unrouted unrouted) {
   Operation& operation = *unrouted.operation;
   const auto* announce = std::get_if<Announce>(&unrouted.said);
-  const auto* payload = std::get_if<Bytes>(&unrouted.said);
+  const auto* eager = std::get_if<std::unique_ptr<Unexpected>>(&unrouted.said);
   Status started;
   if (announce != nullptr) {
     started = start_receive(static_cast<ReceiveOperation&>(operation), *announce);
-  } else if (payload != nullptr) {
+  } else if (eager != nullptr) {
     started = after_stream(operation);
-    if (started.ok()) return operation.complete(copy_in(operation.view, *payload));
+    if (started.ok()) return operation.complete(copy_in(operation.view, (*eager)->payload));
   } else {
     started = start_send(operation, std::get<Answer>(unrouted.said));
   }
@@ -78,7 +78,7 @@ void Rendezvous::start(Lane& lane, Lane::Unrouted unrouted) {
   } else if (!started.ok() && announce != nullptr) {
     finish(*lane.peer, announce->sender_op, started);
     operation.complete(started.with_context(operation.describe()));
-  } else if (!started.ok() && payload != nullptr) {
+  } else if (!started.ok() && eager != nullptr) {
     operation.complete(started.with_context(operation.describe()));
   } else if (!started.ok()) {
     operation.part_done(started);
@@ -360,7 +360,7 @@ void Rendezvous::end(const PeerState* peer, const Status& reason) {
     lane.transfers.clear();
     for (const auto& operation : transfers) operation->part_done(reason);
     for (auto& unrouted : std::exchange(lane.unrouted, {})) {
-      if (peer != nullptr && std::holds_alternative<Bytes>(unrouted.said)) {  // it is here, and waits for a stream alone
+      if (peer != nullptr && std::holds_alternative<std::unique_ptr<Unexpected>>(unrouted.said)) {  // it waits for a stream alone
         lane.unrouted.push_back(std::move(unrouted));
       } else if (!unrouted.operation->sending) {
         unrouted.operation->complete(reason.with_context(unrouted.operation->describe()));

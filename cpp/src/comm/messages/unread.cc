@@ -33,7 +33,7 @@ void Receives::put_back(ReceiveOperation& receive) {
     if (const auto next = matcher_.match_message(from, message.head.tag)) return end_taken({next}, lost);
     message.missing = lost;
     ++lane.put_back;
-    return stash(lane, std::make_unique<Unexpected>(std::move(message)));
+    return stash(peer, std::make_unique<Unexpected>(std::move(message)));
   }
   if (peer.phase() != PeerPhase::ready) {
     rendezvous_.finish(peer, sender_op, Status(Code::closed, "the receiver has closed; nothing was read"));
@@ -51,8 +51,18 @@ void Receives::put_back(ReceiveOperation& receive) {
   }
   if (over) return;
   ++lane.put_back;
-  stash(lane, std::make_unique<Unexpected>(std::move(message)));
+  stash(peer, std::make_unique<Unexpected>(std::move(message)));
   drop_last_missing(matcher_, lanes_, peer);
+}
+
+void Receives::put_back(PeerState& peer, std::unique_ptr<Unexpected> eager) {
+  Lane& lane = *eager->lane;
+  if (context_.scopes().is_over(eager->head.envelope.scope)) return context_.counters().add("messages.discarded", 1);
+  context_.counters().add("messages.put_back", 1);
+  if (meet_eager(peer, lane, eager->head, eager->payload)) return;
+  eager->put_back = true;
+  ++lane.put_back;
+  stash(peer, std::move(eager));
 }
 
 Status sender_left(const PeerState& peer) {

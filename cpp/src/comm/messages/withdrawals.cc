@@ -42,8 +42,24 @@ bool Withdrawals::stop_own(Operation& operation) {
   return endpoint != nullptr && endpoint->cancel(&operation.share()).ok();  // ends this side's part from within
 }
 
+bool Withdrawals::give_back_eager(ReceiveOperation& receive) {
+  Lane* const lane = lanes_.find(receive.peer.get());
+  if (lane == nullptr) return false;
+  const auto place = std::ranges::find_if(lane->unrouted, [&](const auto& other) { return other.operation.get() == &receive; });
+  if (place == lane->unrouted.end()) return false;
+  auto* const eager = std::get_if<std::unique_ptr<Unexpected>>(&place->said);
+  if (eager == nullptr) return false;
+  const auto keep = place->operation;
+  auto message = std::move(*eager);
+  lane->unrouted.erase(place);
+  receive.complete(Status(Code::cancelled, receive.describe() + " was cancelled; nothing was written"));
+  if (receive.call == 0) receives_.put_back(*receive.peer, std::move(message));
+  return true;
+}
+
 // The message stays for the next receive; of a collective it ends with its receive, for nobody else will ask for it.
 Status Withdrawals::stop(ReceiveOperation& receive) {
+  if (give_back_eager(receive)) return {};
   const std::string what = receive.describe();
   const Status goes_on(Code::unsupported, what + " is being written: it ends when the bytes are there or the peer is lost");
   const Status stopping(Code::would_block, what + " is being written: it ends, and leaves its message, when the peer has stopped");
@@ -59,12 +75,7 @@ Status Withdrawals::stop(ReceiveOperation& receive) {
   if (place == unrouted.end() && !receive.announce) return goes_on;  // it is about to end
   receive.gives_back = true;
   if (place != unrouted.end()) {
-    const auto* const announce = std::get_if<Announce>(&place->said);
-    if (announce == nullptr) {
-      receive.gives_back = false;
-      return goes_on;
-    }
-    if (!receive.announce) receive.announce = std::make_unique<const Announce>(*announce);
+    if (!receive.announce) receive.announce = std::make_unique<const Announce>(std::get<Announce>(place->said));
     unrouted.erase(place);
     receive.ends.peer_over = true;
   } else if (receive.ends.moving() && !stop_own(receive) && !receive.asked) {

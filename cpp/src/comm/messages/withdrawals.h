@@ -29,6 +29,8 @@ class Withdrawals {
 
  private:
   Status stop(ReceiveOperation& receive);  // it is matched
+  // Its message is here, and waits for a stream alone.
+  [[nodiscard]] bool give_back_eager(ReceiveOperation& receive);
   // True: this side's transfer has ended as cancelled.
   bool stop_own(Operation& operation);
   void on_halt_request(PeerState& peer, const Halt& halt);
