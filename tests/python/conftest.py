@@ -71,7 +71,7 @@ def run_job(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def run_script(tmp_path: Path) -> Callable[..., str]:
-    """Runs a script in a folder of its own with these variables more (None: without it); fails the test with all that it printed."""
+    """Runs a script in a folder of its own with these variables more (None: without); fails the test with all that it printed."""
 
     def run(source: str, environment: dict[str, str | None]) -> str:
         import os

@@ -1,7 +1,10 @@
 // Peers that lie about the ends of connections: they are lost as peers that break the protocol, and nothing else happens.
+#include <thread>
+
 #include "comm/connection/signals.h"
 #include "comm/context_state.h"
 #include "comm/wire/codec.h"
+#include "comm/wire/messages.h"
 #include "support.h"
 
 namespace hmc {
@@ -73,6 +76,19 @@ TEST(ForgedEnds, EndThePeerAndNothingElse) {
     HMC_EXPECT_OK(known.recv({in.data(), in.size()}, 2, soon()).status());
     EXPECT_EQ(in, out);
   }
+}
+
+// Withdrawals of answers that were never given: each is to be replied to, and the liar reads no reply.
+TEST(ForgedEnds, WhoAsksForMoreThanItReadsIsLost) {
+  const Pair pair("shm");
+  PeerState& state = *pair.ba.state();
+  const Bytes asked = encode(messaging::Halt{1, 1, messaging::Halt::What::request});
+  const Deadline deadline = soon();
+  const auto lock = state.context().engine()->lock();  // it reads nothing from here on
+  while (pair.ab.alive() && !deadline.passed()) {
+    if (!state.signal(asked, {}).ok()) std::this_thread::yield();
+  }
+  EXPECT_FALSE(pair.ab.alive());
 }
 
 }  // namespace

@@ -8,6 +8,12 @@
 #include "comm/messages/sends.h"
 
 namespace hmc::messaging {
+namespace {
+
+// Of one peer. One that keeps to its credit causes a few for each of head_credit messages before it must read again.
+constexpr std::size_t max_unread_signals = 16 * head_credit;
+
+}  // namespace
 
 Status Lane::send_eager(const Head& head, const MemoryView& view) {
   if (!sent.has_head()) return Status(Code::would_block, "no header credit");
@@ -41,6 +47,11 @@ void Lanes::emit(Lane& lane, Bytes signal) {
   if (lane.signals.empty()) {
     const Status sent = lane.peer->signal(signal, {});
     if (sent.code() != Code::would_block) return;  // sent, or the peer is about to be lost
+  }
+  if (lane.signals.size() == max_unread_signals) {
+    return engine_.defer([peer = lane.peer] {
+      peer->fail(Status(Code::protocol, "the peer reads no answers, and sends what asks for more than 65536 of them"));
+    });
   }
   lane.signals.push_back(std::move(signal));
   want_poll();
