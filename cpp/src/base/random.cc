@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdio>
+#include <cstdlib>
 
 #include "base/fork.h"
 
@@ -17,7 +19,8 @@ void ask_kernel(std::span<std::byte> out) {
     const ssize_t n = getrandom(out.data(), out.size(), 0);
     if (n < 0) {
       if (errno == EINTR) continue;
-      return;  // cannot happen after boot with a valid buffer
+      std::perror("hmc: getrandom");  // a sandbox forbids it, and keys and tickets must not be guessable
+      std::abort();
     }
     out = out.subspan(static_cast<std::size_t>(n));
   }

@@ -8,7 +8,7 @@
 
 namespace hmc {
 
-// getrandom(2), of which each thread keeps some for short requests; never fails after boot.
+// getrandom(2), of which each thread keeps some for short requests. Where the kernel gives none, the program ends.
 void random_bytes(std::span<std::byte> out);
 std::uint64_t random_u64();
 
