@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -37,13 +38,14 @@ class Lab:
 
 
 def after(monkeypatch: pytest.MonkeyPatch, tasks: int, call: Callable[[_pull.Worker], None]) -> None:
-    """Calls something once within a pull, when some tasks have arrived."""
-    real, count = _pull.Worker._land, [0]
+    """Calls something once within a pull, when some tasks have arrived. No worker reads its next one meanwhile."""
+    real, count, gate = _pull.Worker._land, [0], threading.Lock()
 
     def land(self: _pull.Worker, *given: Any) -> None:
         real(self, *given)
-        count[0] += 1
-        if count[0] == tasks:
-            call(self)
+        with gate:
+            count[0] += 1
+            if count[0] == tasks:
+                call(self)
 
     monkeypatch.setattr(_pull.Worker, "_land", land)
