@@ -112,8 +112,13 @@ Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
     const bool first = !std::exchange(calls.told, true);
     // The one that failed, called here only now: as had it been called before. Every one, where the group was aborted.
     if (next <= broken_->sequence) {
-      // Other ranks may be in that call, and wait for this one.
-      if (!broken_->aborts()) world_->tell(control_group_broken, {id_, next, broken_->reason}, this);
+      // Other ranks may be in that call, and wait for this one: those of other processes, and those of this one.
+      if (!broken_->aborts()) {
+        world_->tell(control_group_broken, {id_, next, broken_->reason}, this);
+        broken_->sequence = next;
+        running_.fail_if([next](const CollectiveWork& work) { return work.sequence() >= next; },
+                         broken_->reason.with_context(describe(r) + " takes no part since a later collective failed"));
+      }
       ++next;
       return broken_->reason;
     }

@@ -347,6 +347,27 @@ TEST(Members, ExchangeAndNotifyReachTheRightMember) {
   });
 }
 
+// A rank that is refused an earlier call than the one that failed ends it: on the other ranks of its own process too.
+TEST(Members, ARefusedCallEndsThatOfTheOtherMember) {
+  run_job(1, [](const Process& process) {
+    InitOptions options = process.options();
+    options.devices.assign(2, Device::cpu());
+    const Communicator world = process.init(options);
+    const Member first = world.local()[0], second = world.local()[1];
+    Bytes a(1 << 20), b(1 << 20), c(1 << 20);
+    const Reduction reduction{DataType::u8, ReduceOp::bxor};
+    const auto earlier = first.iall_reduce(view(a), view(a), reduction), later = first.iall_reduce(view(b), view(b), reduction);
+    HMC_ASSERT_OK(earlier.status());
+    HMC_ASSERT_OK(later.status());
+    static_cast<void>(later->cancel());  // by messages it may end a little later
+    EXPECT_FALSE(earlier->done());
+    EXPECT_EQ(second.all_reduce(view(c), view(c), reduction, soon()).code(), Code::cancelled);
+    const Status ended = earlier->wait(soon());
+    EXPECT_EQ(ended.code(), Code::cancelled) << ended.str();
+    EXPECT_NE(ended.message().find("rank 1 ("), std::string::npos) << ended.str();
+  });
+}
+
 TEST(Members, SplitTakesAProcessToOneGroup) {
   run_job(2, [](const Process& process) {
     const Communicator world = two_members(process);
