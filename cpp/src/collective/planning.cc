@@ -19,7 +19,7 @@ constexpr std::uint64_t simulated_steps = 1 << 18;  // of all ranks together: a 
 struct Carried {
   Choice choice;
   std::vector<Schedule> schedules;
-  bool merged_chunks = false;  // schedules of fewer steps than the execution's
+  bool merged_chunks = false;  // schedules of other steps than the execution's, and fewer
 };
 
 bool all_on_host(const PlannedGroup& group) {
@@ -150,9 +150,12 @@ Carried carried_by(const EqualCall& call, const PlannedGroup& group, Algorithm a
     }
     const Tuning coarse = coarser(call, tuning, simulated_steps);
     carried.schedules.push_back(shared ? shared_schedule_of(call, r, coarse, maps) : schedule_of(call, r, coarse));
-    const bool coarser = coarse.reduce.chunk != tuning.reduce.chunk || coarse.spread.chunk != tuning.spread.chunk;
-    if (r == 0 && coarser && !is_shared(algorithm))
-      carried.merged_chunks = schedule_of(call, r, tuning).steps.size() != carried.schedules[r].steps.size();
+    const bool coarser = coarse.reduce.chunk != tuning.reduce.chunk || coarse.reduce.border_chunk != tuning.reduce.border_chunk ||
+                         coarse.spread.chunk != tuning.spread.chunk || coarse.spread.border_chunk != tuning.spread.border_chunk;
+    if (r == 0 && coarser && !is_shared(algorithm)) {
+      const Schedule executed = schedule_of(call, r, tuning);
+      carried.merged_chunks = !std::ranges::equal(executed.steps, carried.schedules[r].steps, {}, &Step::bytes, &Step::bytes);
+    }
   }
   return carried;
 }

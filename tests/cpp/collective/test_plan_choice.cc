@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <cstdint>
+#include <memory>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -118,6 +119,40 @@ TEST(PlanChoice, CoarserSchedulesMoveTheSameBytes) {
     ASSERT_EQ(a.size(), b.size()) << name;
     for (std::size_t i = 0; i < a.size(); ++i) EXPECT_EQ(a[i].bytes, b[i].bytes) << name;
   }
+}
+
+// What schedule() gives is what is executed, or it refuses: also where only the chunks over slow borders are larger.
+TEST(PlanChoice, SchedulesOfSlowBordersAreTheExecutedOnes) {
+  const std::uint32_t size = 64;
+  auto islands = std::make_shared<std::vector<Island>>(2);
+  for (std::uint32_t r = 0; r < size; ++r) {
+    (*islands)[r % 2].ranks.push_back(r);
+    (*islands)[r % 2].bandwidths.push_back(1e8);
+  }
+  bool given = false, refused = false;
+  for (const std::uint64_t bytes : {8 * MiB, 64 * MiB}) {
+    auto call = equal_call("all_reduce", bytes, {}, size);
+    ASSERT_TRUE(call.ok()) << call.status().str();
+    call->islands = islands;
+    const PlannedGroup group{.cost = CostModel(size, {.latency = 1e-6, .bandwidth = 1e9}, {}),
+                             .on_host = std::vector<bool>(size, true)};
+    const auto plan = plan_of(*call, group, "hierarchical");
+    ASSERT_TRUE(plan.ok()) << plan.status().str();
+    const auto schedule = plan->schedule();
+    if (!schedule.ok()) {
+      EXPECT_EQ(schedule.status().code(), Code::unsupported) << schedule.status().str();
+      refused = true;
+      continue;
+    }
+    given = true;
+    Tuning tuning = tuning_for(true, false, Algorithm::hierarchical);
+    tuning.reduce.islands = islands;
+    const Schedule executed = schedule_of(*call, 0, tuning);
+    ASSERT_EQ(schedule->front().size(), executed.steps.size()) << bytes;
+    for (std::size_t i = 0; i < executed.steps.size(); ++i)
+      ASSERT_EQ(schedule->front()[i].bytes, executed.steps[i].bytes) << bytes << ", step " << i;
+  }
+  EXPECT_TRUE(given && refused);
 }
 
 TEST(PlanChoice, LargestGroupIsPlanned) {
