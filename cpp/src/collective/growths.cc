@@ -210,9 +210,9 @@ void Growths::on_application(PeerState& peer, const job::Application& applicatio
     applicant.timer = after(application.wait_ms, [id = group_id, weak = peer.weak_from_this()](Growths& growths) {
       const auto sender = weak.lock();
       if (!sender) return;
-      growths.invitations_.withdraw(id, *sender);
       const auto growing = growths.pending(id);
-      const std::string text = growing ? growths.awaited(*growing) : "rank 0 to call grow()";
+      const std::string text = growing ? growths.awaited(*growing) : "rank 0 to call grow()";  // while the sender counts as come
+      growths.invitations_.withdraw(id, *sender);
       refuse(*sender, Status(Code::timeout, "the deadline passed waiting for " + text));
     });
   }

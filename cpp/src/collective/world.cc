@@ -59,7 +59,8 @@ bool World::ends_context(const Group& closed) const noexcept {
 
 bool World::remove(Group& group, bool context_closes) {
   std::erase(groups_, &group);
-  growths_.end(group.id(), Status(Code::closed, "this Communicator was closed"));
+  // The other ranks of a growth that has begun get this reason, too.
+  growths_.end(group.id(), Status(Code::closed, group.describe(group.local().front()) + " has closed the Communicator"));
   growths_.forget(group.id());
   shrinks_.forget(group.id());
   offers_.on_group_gone(group.id());

@@ -2,6 +2,7 @@
 #include <cstring>
 #include <numeric>
 #include <optional>
+#include <thread>
 
 #include "collective/communicator_state.h"
 #include "collective/invitation.h"
@@ -244,6 +245,61 @@ TEST(Grow, AProcessWithoutTheTableRefusesTheAgreement) {
     }
     process.board[finished].store(1);
     HMC_EXPECT_OK(context->close(soon()));
+  });
+}
+
+TEST(Grow, ANewcomerThatGivesUpIsNotToldThatItIsMissing) {
+  const SharedText text;
+  run_job(3, [&](const Process& process) {
+    if (process.rank == 2) {
+      ASSERT_TRUE(process.board.wait(invited, 1));
+      const Status status = Communicator::join(text.read(), {.devices = {}, .context = {}, .timeout_seconds = 3}).status();
+      process.board[finished].store(1);
+      EXPECT_FALSE(status.ok());
+      EXPECT_EQ(status.message().find("invited"), std::string::npos) << status.str();
+      return;
+    }
+    InitOptions options = process.options();
+    options.size = 2;
+    const Communicator world = process.init(options);
+    if (process.rank == 0) {
+      const auto invitation = world.invite();
+      HMC_ASSERT_OK(invitation.status());
+      text.write(*invitation);
+      process.board[invited].store(1);
+      EXPECT_EQ(world.grow(soon()).status().code(), Code::timeout);
+    } else {
+      EXPECT_TRUE(process.board.wait(finished, 1));
+      EXPECT_EQ(world.grow(Deadline::after_seconds(0)).status().code(), Code::timeout);
+    }
+    process.board[2].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(2, 2));
+  });
+}
+
+TEST(Grow, ARankThatClosesTheCommunicatorIsNamedOnAll) {
+  run_job(3, [](const Process& process) {
+    const Communicator world = process.init();
+    const int color = 0, key = 0;
+    const auto group = world.split(std::span(&color, 1), std::span(&key, 1), soon());
+    HMC_ASSERT_OK(group.status());
+    if (process.rank == 0) HMC_ASSERT_OK(group->invite().status());
+    std::thread closing;
+    if (process.rank == 1) {
+      closing = std::thread([&group, known = group->state()->group->world()] {
+        for (bool begun = false; !begun; std::this_thread::yield()) {
+          const auto lock = known->engine()->lock();
+          begun = known->growths().known() > 0;
+        }
+        HMC_EXPECT_OK(group->close(soon()));
+      });
+    }
+    const Status status = group->grow(soon()).status();
+    EXPECT_EQ(status.code(), Code::closed) << status.str();
+    EXPECT_NE(status.message().find("rank 1 ("), std::string::npos) << status.str();
+    if (closing.joinable()) closing.join();
+    process.board[finished].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(finished, process.size));
   });
 }
 
