@@ -31,8 +31,7 @@ class BatchBlock {
   }
   Work start() {
     Batch batch = taken();
-    const ReleasedGil nogil;
-    return check(batch.start());
+    return interruptible([&] { return batch.start(); });  // waits for streams
   }
   [[nodiscard]] std::size_t size() const noexcept { return batch_.size(); }
 

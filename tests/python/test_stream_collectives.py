@@ -262,3 +262,39 @@ caller.gate.set()
 caller.synchronize()
 """,
     )
+
+
+def test_ctrl_c_ends_the_start_of_a_batch_that_waits_for_a_stream(run_job: Callable[..., str]) -> None:
+    job(
+        run_job,
+        "cuda",
+        "cpu",
+        """
+import signal
+
+class Array:
+    def __init__(self, buf, stream):
+        self.__cuda_array_interface__ = {
+            "shape": (len(buf),), "typestr": "|u1", "data": (address_of(buf), False), "version": 3, "stream": stream
+        }
+
+comm = hmc.init()
+alone = comm.split(comm.rank)  # what is interrupted before it has begun is discarded, of which other ranks are not told
+buffers = [comm.buffer(1000, f"{vendor}:0") for _ in range(2)]
+caller = Caller(vendor)
+caller.hold()
+try:
+    with alone.batch() as batch:
+        for buf in buffers:
+            alone.all_reduce(Array(buf, caller.stream), dtype="uint8")
+        threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+        batch.start()
+except KeyboardInterrupt:
+    pass
+else:
+    raise SystemExit("not interrupted")
+caller.gate.set()
+caller.synchronize()
+comm.barrier(timeout=60)
+""",
+    )
