@@ -61,8 +61,8 @@ void bind_groups(py::module_& module, py::class_<Communicator, CommunicatorHolde
           "once "
           "per process, and gets the same ranks or an error. HmcTimeoutError names a rank that did not come.")
       .def_property_readonly("old_ranks", &Communicator::old_ranks,
-                             "By rank: the rank in the Communicator that this one was made from by shrink(), split() or grow(), -1 "
-                             "for newcomers.")
+                             "By rank: the rank in the Communicator that this one was made from by shrink(), split(), "
+                             "subgroup() or grow(), -1 for newcomers.")
       .def(
           "invite",
           [](const Communicator& self, const py::object& processes) {

@@ -2340,7 +2340,7 @@ class Communicator:
     @property
     def old_ranks(self) -> list[int]:
         """
-        By rank: the rank in the Communicator that this one was made from by shrink(), split() or grow(), -1 for newcomers.
+        By rank: the rank in the Communicator that this one was made from by shrink(), split(), subgroup() or grow(), -1 for newcomers.
         """
     @property
     def rank(self) -> int:

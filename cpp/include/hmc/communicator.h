@@ -320,8 +320,8 @@ class HMC_API Communicator {
   // key, or none where one is needed), invalid_argument (no invitation's text), unsupported (no such device), protocol (another
   // version).
   static Result<Communicator> join(std::string_view invitation, const JoinOptions& options = {});
-  // By rank: the rank in the Communicator that this one was made from by shrink(), split() or grow(), -1 for newcomers; of init(),
-  // the rank itself.
+  // By rank: the rank in the Communicator that this one was made from by shrink(), split(), subgroup() or grow(), -1 for newcomers;
+  // of init(), the rank itself.
   [[nodiscard]] std::vector<int> old_ranks() const;
 
   // Leaves the group. The Context closes with the Communicator of init() or join(), or with the last of those that shrink() and

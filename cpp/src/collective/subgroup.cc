@@ -36,6 +36,7 @@ Result<Communicator> Communicator::subgroup(std::span<const int> ranks, std::uin
     named[old] = true;
     if (std::ranges::binary_search(parent->local(), old)) local.push_back(static_cast<std::uint32_t>(infos.size()));
     infos.push_back(parent->rank(old));
+    infos.back().origin = old;
   }
   if (local.empty()) return refuse("none of the ranks is of this process; only members make the group");
   {

@@ -124,6 +124,8 @@ TEST(Subgroup, IsMadeByItsMembersAlone) {
       if (me.rank() != 1) {
         const auto pair = group->subgroup(std::vector<int>{0, 2}, 79);
         ASSERT_TRUE(pair.ok()) << pair.status().str();
+        EXPECT_EQ(group->old_ranks(), ranks);
+        EXPECT_EQ(pair->old_ranks(), (std::vector<int>{0, 2}));
         process.board[1].fetch_add(1);
         ASSERT_TRUE(process.board.wait(1, 2));
         HMC_EXPECT_OK(pair->barrier(soon()));
