@@ -166,8 +166,8 @@ Status check_call(const EqualCall& call) {
             what + std::to_string(reduced) + " bytes are no whole elements of " + std::to_string(call.element)};
   }
   if (has_root(call.kind) && call.root >= call.size) {
-    return {Code::invalid_argument,
-            what + "root " + std::to_string(call.root) + " is no rank; there are " + std::to_string(call.size)};
+    return {Code::invalid_argument, what + "root " + std::to_string(static_cast<std::int32_t>(call.root)) +
+                                        " is no rank; there are " + std::to_string(call.size)};
   }
   return {};
 }

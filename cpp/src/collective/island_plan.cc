@@ -7,6 +7,7 @@
 #include <numeric>
 #include <utility>
 
+#include "base/text.h"
 #include "collective/border_split.h"
 #include "collective/choose.h"
 #include "collective/plan_rows.h"
@@ -299,7 +300,8 @@ std::string IslandPlan::str() const {
   text += "  hierarchical, time of   share       inside      between       memory\n";
   for (const IslandLoad& load : islands) {
     char line[128];
-    std::snprintf(line, sizeof line, "  %-20.20s %6.1f %% %12s %12s %12s\n", load.name.c_str(), load.share * 100,
+    const std::string name(cut_utf8(load.name, 20));
+    std::snprintf(line, sizeof line, "  %-20s %6.1f %% %12s %12s %12s\n", name.c_str(), load.share * 100,
                   time_text(load.inside_seconds).c_str(), time_text(load.between_seconds).c_str(),
                   time_text(load.memory_seconds).c_str());
     text += line;

@@ -4,14 +4,13 @@
 #include <string_view>
 #include <utility>
 
+#include "base/text.h"
 #include "base/wire.h"
 
 namespace hmc::job {
 namespace {
 
 constexpr std::size_t max_descriptor = 4096;
-
-std::string_view cut(std::string_view text, std::size_t limit) { return text.substr(0, limit); }
 
 std::uint8_t number(Code code) { return static_cast<std::uint8_t>(code); }
 
@@ -46,7 +45,7 @@ std::optional<Arrival> decode_arrival(ByteSpan in) {
 Bytes encode(const Gathered& m) {
   Bytes out;
   WireWriter writer(out);
-  writer.u32(m.round).u8(number(m.status.code())).text(cut(m.status.message(), max_reason));
+  writer.u32(m.round).u8(number(m.status.code())).text(cut_utf8(m.status.message(), max_reason));
   writer.u32(static_cast<std::uint32_t>(m.values.size()));
   for (const auto& value : m.values) writer.bytes(value);
   return out;
@@ -72,7 +71,7 @@ std::optional<Gathered> decode_gathered(ByteSpan in) {
 Bytes encode(const Registration& m) {
   Bytes out;
   WireWriter writer(out);
-  writer.u64(m.id[0]).u64(m.id[1]).text(cut(m.name, max_text)).text(m.kernel);
+  writer.u64(m.id[0]).u64(m.id[1]).text(cut_utf8(m.name, max_text)).text(m.kernel);
   const std::size_t addresses = std::min(m.addresses.size(), max_addresses);
   writer.u16(static_cast<std::uint16_t>(addresses));
   for (std::size_t i = 0; i < addresses; ++i) writer.text(m.addresses[i]);
@@ -104,7 +103,7 @@ std::optional<Registration> decode_registration(ByteSpan in) {
 
 Bytes encode(const ProcessLost& m) {
   Bytes out;
-  WireWriter(out).u64(m.id[0]).u64(m.id[1]).text(cut(m.reason, max_reason));
+  WireWriter(out).u64(m.id[0]).u64(m.id[1]).text(cut_utf8(m.reason, max_reason));
   return out;
 }
 
@@ -120,7 +119,7 @@ std::optional<ProcessLost> decode_process_lost(ByteSpan in) {
 
 Bytes encode(const Breakage& m) {
   Bytes out;
-  WireWriter(out).u64(m.group_id).u64(m.sequence).u8(number(m.reason.code())).text(cut(m.reason.message(), max_reason));
+  WireWriter(out).u64(m.group_id).u64(m.sequence).u8(number(m.reason.code())).text(cut_utf8(m.reason.message(), max_reason));
   return out;
 }
 
@@ -142,7 +141,7 @@ Bytes encode(const Offer& m) {
   if (m.error.ok()) {
     writer.u8(1).u64(m.offset).u64(m.size).bytes(m.descriptor.serialise());
   } else {
-    writer.u8(0).text(cut(m.error.message(), max_reason));
+    writer.u8(0).text(cut_utf8(m.error.message(), max_reason));
   }
   return out;
 }
@@ -203,7 +202,7 @@ Bytes encode(const Shrink& m) {
   Bytes out;
   WireWriter writer(out);
   writer.u8(static_cast<std::uint8_t>(m.kind)).u64(m.group_id).u32(m.instance).u32(m.attempt).u32(m.scope);
-  writer.bytes(as_bits(m.processes)).u8(number(m.reason.code())).text(cut(m.reason.message(), max_reason));
+  writer.bytes(as_bits(m.processes)).u8(number(m.reason.code())).text(cut_utf8(m.reason.message(), max_reason));
   return out;
 }
 
@@ -228,7 +227,7 @@ Bytes encode(const Grow& m) {
   Bytes out;
   WireWriter writer(out);
   writer.u8(static_cast<std::uint8_t>(m.kind)).u64(m.group_id).u32(m.instance).u32(m.wait_ms).bytes(m.value);
-  writer.u8(number(m.reason.code())).text(cut(m.reason.message(), max_reason));
+  writer.u8(number(m.reason.code())).text(cut_utf8(m.reason.message(), max_reason));
   return out;
 }
 
@@ -271,7 +270,7 @@ std::optional<Application> decode_application(ByteSpan in) {
 Bytes encode(const Table& m) {
   Bytes out;
   WireWriter writer(out);
-  writer.u64(m.group_id).u32(m.instance).u32(m.old_size).u8(number(m.status.code())).text(cut(m.status.message(), max_reason));
+  writer.u64(m.group_id).u32(m.instance).u32(m.old_size).u8(number(m.status.code())).text(cut_utf8(m.status.message(), max_reason));
   writer.u32(static_cast<std::uint32_t>(m.processes.size()));
   for (const Registration& process : m.processes) writer.bytes(encode(process));
   writer.u32(static_cast<std::uint32_t>(m.owners.size()));

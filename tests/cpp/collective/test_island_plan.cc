@@ -171,5 +171,11 @@ TEST(IslandPlan, BadFiguresAreRefused) {
   EXPECT_TRUE(refused(fine, {}, ~std::uint64_t{0}));
 }
 
+TEST(IslandPlan, LongNamesAreCutBetweenCharacters) {
+  const std::string nineteen(19, 'x');
+  const std::string text = planned({island(nineteen + "\u00e9", 8), island("b", 8)}).str();
+  EXPECT_NE(text.find("\n  " + nineteen + "   "), std::string::npos) << text;
+}
+
 }  // namespace
 }  // namespace hmc

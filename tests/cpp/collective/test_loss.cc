@@ -34,6 +34,14 @@ void expect_sum(const Communicator& communicator, std::size_t count) {
   EXPECT_EQ(values, expected);
 }
 
+TEST(Abort, ALongReasonIsCutBetweenCharacters) {
+  std::string reason(job::max_reason - 1, 'x');
+  reason += "\u00e9\u00e9";
+  const auto read = job::decode_breakage(job::encode(job::Breakage{1, 2, Status(Code::cancelled, reason)}));
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->reason.message(), std::string(job::max_reason - 1, 'x'));
+}
+
 void expect_aborted(const Status& status, const std::string& who, const std::string& why) {
   EXPECT_EQ(status.code(), Code::cancelled) << status.str();
   EXPECT_NE(status.message().find(who), std::string_view::npos) << status.str();

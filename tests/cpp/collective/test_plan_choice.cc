@@ -172,6 +172,8 @@ TEST(PlanChoice, BadCallsAreRefused) {
   EXPECT_TRUE(refused("barrier", 1, {}));
   EXPECT_TRUE(refused("broadcast", 8, {.ranks = 4}, {.root = 4}));
   EXPECT_TRUE(refused("broadcast", 8, {.ranks = 4}, {.root = -1}));
+  const Status negative = plan_collective("broadcast", 8, {.ranks = 4}, {.root = -1}).status();
+  EXPECT_NE(negative.message().find("root -1 is no rank"), std::string::npos) << negative.str();
   EXPECT_TRUE(refused("all_to_all_v", 8, {}));
   EXPECT_TRUE(refused("", 8, {}));
   EXPECT_TRUE(refused("all_reduce", 8, {.ranks = 0}));
