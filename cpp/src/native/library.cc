@@ -24,11 +24,12 @@ constexpr std::array rows{
     Row{"mlu", "CNCL", cncl_api, "cncl", {"HMC_CNCL_LIBRARY", "libcncl.so", cncl_versions, mlu_folders}},
 };
 
-std::string version_text(int version) {
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." + std::to_string(version % 100);
-}
-
 }  // namespace
+
+std::string version_text(int version) {
+  const int major = version < 10000 ? 1000 : 10000;  // NCCL numbers so up to 2.8
+  return std::to_string(version / major) + "." + std::to_string(version % major / 100) + "." + std::to_string(version % 100);
+}
 
 Library* library_of(std::string_view vendor) noexcept {
   // Never destroyed, as the libraries are never unloaded.

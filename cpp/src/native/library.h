@@ -58,6 +58,9 @@ class Library {
   std::string described_;
 };
 
+// "2.27.3" of 22703, "2.8.4" of 2804
+[[nodiscard]] std::string version_text(int version);
+
 // Null: HMC knows no such library of that vendor.
 [[nodiscard]] Library* library_of(std::string_view vendor) noexcept;
 

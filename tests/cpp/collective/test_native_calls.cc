@@ -95,6 +95,14 @@ void check_spreads(const Member& me, std::size_t bytes) {
   }
 }
 
+TEST(NativeCalls, VersionsAreThoseOfTheirReleases) {
+  EXPECT_EQ(native::version_text(22703), "2.27.3");
+  EXPECT_EQ(native::version_text(21000), "2.10.0");
+  EXPECT_EQ(native::version_text(20908), "2.9.8");
+  EXPECT_EQ(native::version_text(2804), "2.8.4");
+  EXPECT_EQ(native::version_text(12500), "1.25.0");
+}
+
 TEST(NativeCalls, EveryTypeAndOperation) {
   ASSERT_EQ(library_reductions("cuda").size(), 36U);
   ASSERT_EQ(library_reductions("mlu").size(), 38U);
