@@ -86,6 +86,7 @@ class Deadlines:
         """Discard all deadlines, the thread and the lock. For a forked child."""
         self._changed = threading.Condition()
         self._queues: dict[float, list[Deadline]] = {}
+        self._swept: dict[float, int] = {}  # how many were left of each length when closed ones were last looked for
         self._thread: threading.Thread | None = None
 
     def add(self, seconds: float, action: Callable[[], object]) -> Deadline:
@@ -98,6 +99,9 @@ class Deadlines:
                 self._thread = thread
             queue = self._queues.setdefault(seconds, [])
             _drop_closed(queue)
+            if len(queue) > 2 * self._swept.get(seconds, 0) + 64:  # behind one that stays open others close
+                queue[:] = [other for other in queue if other.open]
+                self._swept[seconds] = len(queue)
             queue.append(deadline)
             if len(queue) == 1:
                 self._changed.notify()

@@ -139,3 +139,24 @@ dist.destroy_process_group()
 """,
         deadline=90,
     )
+
+
+def test_closed_deadlines_behind_an_open_one_are_dropped(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        GROUPS
+        + """
+from hmc.torch._callbacks import deadlines
+group = group_of_one()
+first = group.recv([torch.ones(3)], 0, 1)
+pending = first.get_future()
+opts = dist.AllreduceOptions()
+opts.asyncOp = True
+for _ in range(1000):
+    group.allreduce([torch.ones(3)], opts).get_future().wait()
+assert sum(map(len, deadlines._queues.values())) < 200, deadlines._queues
+group.send([torch.full((3,), 2.0)], 0, 1).wait()
+assert pending.wait()[0].tolist() == [2, 2, 2]
+""",
+        ranks=1,
+        deadline=90,
+    )
