@@ -20,6 +20,7 @@ from hmc.torch._tensors import (
     bare,
     check_blocks,
     check_equal,
+    check_lists,
     check_tag,
     check_types,
     elements,
@@ -135,18 +136,22 @@ class Calls:
         return self._call("all_gather", arguments, blocks, opts, packed.unload, packed)
 
     def allgather_coalesced(self, outputs: Sequence[Tensors], inputs: Tensors, opts: Any = None) -> dist.Work:
-        parts, works = [], []
-        for blocks, input in zip(outputs, inputs, strict=True):
-            check_blocks(blocks, self.communicator.size, "all_gather")
-            check_types((blocks[0], input), "all_gather")
-            parts.append(Packed(blocks))
-            works.append(self.communicator.iall_gather(bare(parts[-1].flat), bare(input), parts[-1].counts))
+        """``outputs`` has a list for each rank, with a tensor for each of ``inputs``."""
+        check_lists(outputs, len(inputs), self.communicator.size, "all_gather_coalesced")
+        gathered = [[of_rank[at] for of_rank in outputs] for at in range(len(inputs))]
+        for blocks, input in zip(gathered, inputs, strict=True):
+            check_equal(blocks, input, self.communicator.size, "all_gather_coalesced")
+        parts = [Packed(blocks) for blocks in gathered]
+        with self.communicator.batch() as batch:
+            for part, input in zip(parts, inputs, strict=True):
+                self.communicator.all_gather(bare(part.flat), bare(input))
+            work = batch.start()
 
         def unload() -> None:
             for part in parts:
                 part.unload()
 
-        return self._work(works, [block for part in parts for block in part.blocks], opts, unload, parts)
+        return self._work([work], [block for of_rank in outputs for block in of_rank], opts, unload, parts)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> dist.Work:
         check_types((output, input), "all_gather")

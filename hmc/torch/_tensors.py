@@ -136,6 +136,15 @@ def check_equal(blocks: Tensors, other: torch.Tensor, size: int, what: str) -> N
             )
 
 
+def check_lists(lists: Sequence[Tensors], length: int, size: int, what: str) -> None:
+    """A list for each rank, with a tensor for each that this rank passes."""
+    if len(lists) != size:
+        raise InvalidArgumentError(f"{what}: {len(lists)} lists of tensors for {size} ranks")
+    for rank, tensors in enumerate(lists):
+        if len(tensors) != length:
+            raise InvalidArgumentError(f"{what}: the list of rank {rank} has {len(tensors)} tensors, and this rank passes {length}")
+
+
 def check_types(tensors: Tensors, what: str) -> None:
     """What one call moves or reduces is of one type."""
     for tensor in tensors:
