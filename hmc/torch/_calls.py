@@ -110,6 +110,8 @@ class Calls:
     ) -> dist.Work:
         check_types((output, input), "reduce_scatter")
         op, factor, dtype = reduction(input, opts)
+        if counts is not None and input.is_complex():
+            counts = [2 * count for count in counts]
         arguments = (reducible(output, dtype), reducible(input, dtype), op, counts, factor, dtype)
         return self._call("reduce_scatter", arguments, [output], opts, keep=keep)
 

@@ -19,12 +19,13 @@ _NAMES = ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")
 _OPERATIONS = {getattr(dist.ReduceOp, name).value: name.lower() for name in _NAMES}
 # Of truth values, which are bytes of 0 and 1. As NCCL does it, a sum says whether any is true.
 _OF_BOOL = {"sum": "bor", "max": "bor", "bor": "bor", "product": "band", "min": "band", "band": "band", "bxor": "bxor"}
-# Types that NumPy has. Tensors of others are passed as integers of their size, and the type by name.
-_OF_NUMPY = {
+# Types that HMC takes as they are. Tensors of others are passed as integers of their size, and the type by name.
+_AS_THEY_ARE = {
     *(torch.float64, torch.float32, torch.float16, torch.complex64, torch.complex128),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
 }
 _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_OF_COMPLEX = ("sum", "avg", "premul_sum")  # that are the same for real and imaginary parts
 
 
 def device_types() -> list[str]:
@@ -41,23 +42,32 @@ def one(items: Sequence[Item]) -> Item:
     return items[0]
 
 
-def bare(tensor: torch.Tensor) -> Any:
-    """The tensor's memory as an array that HMC takes: without gradients; of the same size, type and shape may differ."""
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    """A view without gradients, which keeps its memory where the tensor is given another one.
+
+    Not NumPy's array of it: that would forbid for good that the tensor's storage is resized, as FSDP does to free parameters.
+    """
+    if type(tensor) is not torch.Tensor and hasattr(tensor, "trigger_wait"):  # the result of a functional collective
+        tensor = tensor.trigger_wait()
     if tensor.layout != torch.strided:
         raise UnsupportedError(f"a tensor of layout {tensor.layout}; make it dense first")
     if not tensor.is_contiguous():
         raise InvalidArgumentError("a tensor that is not contiguous; pass .contiguous()")
-    if tensor.requires_grad:
-        tensor = tensor.detach()
-    if not tensor.is_cpu:
-        return tensor.detach().view(torch.uint8) if tensor.dtype == torch.bool else tensor.detach()
-    check_storage(tensor)
-    # NumPy's array: HMC takes it ten times as fast as the tensor, whose DLPack export is written in Python.
-    return tensor.numpy() if tensor.dtype in _OF_NUMPY else tensor.view(_OF_SIZE[tensor.element_size()]).numpy()
+    if tensor.is_cpu:
+        check_storage(tensor)
+    return tensor.detach()
+
+
+def bare(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor's memory as an array that HMC takes: without gradients; of the same size, type and shape may differ."""
+    array = _detached(tensor)
+    if tensor.dtype in _AS_THEY_ARE or not (tensor.is_cpu or tensor.dtype == torch.bool):
+        return array
+    return array.view(_OF_SIZE[tensor.element_size()])
 
 
 def reduction(tensor: torch.Tensor, opts: Any) -> tuple[str, Any, str | None]:
-    """op, factor and dtype of HMC's reduction of arrays() of such tensors."""
+    """op, factor and dtype of HMC's reduction of reducible() of such tensors."""
     asked = dist.ReduceOp.SUM if opts is None else opts.reduceOp.op
     factor = None
     op = _OPERATIONS.get(asked.value)
@@ -66,7 +76,10 @@ def reduction(tensor: torch.Tensor, opts: Any) -> tuple[str, Any, str | None]:
         op, factor = "premul_sum", opts.reduceOp.factor
         if isinstance(factor, torch.Tensor):
             factor = factor.item()
-    if kind in _OF_NUMPY:
+    if kind.is_complex:
+        if op in _OF_COMPLEX:
+            return op, factor, None
+    elif kind in _AS_THEY_ARE:
         if op is not None:
             return op, factor, None
     elif kind == torch.bool:
@@ -77,10 +90,11 @@ def reduction(tensor: torch.Tensor, opts: Any) -> tuple[str, Any, str | None]:
     raise UnsupportedError(f"no reduction {op.upper() if op else asked} of {kind}")
 
 
-def reducible(tensor: torch.Tensor, dtype: str | None) -> Any:
-    """As bare(), without the type that `dtype` is named instead of."""
-    array = bare(tensor)
-    return memoryview(array) if dtype is not None and tensor.is_cpu else array
+def reducible(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
+    """As bare(), in the type that is reduced: `dtype` where it is named; a complex number is two elements."""
+    if tensor.is_complex():
+        return torch.view_as_real(_detached(tensor))
+    return bare(tensor) if dtype is None else _detached(tensor)
 
 
 class Packed:
@@ -155,7 +169,7 @@ def check_types(tensors: Tensors, what: str) -> None:
 def elements(tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[int]:
     """Elements for each rank: of `splits` rows, or of equal parts where there are none."""
     rows = tensor.shape[0] if tensor.dim() else 1
-    if not splits:
+    if len(splits) == 0:
         if rows % size != 0:
             raise InvalidArgumentError(f"{rows} rows cannot be split equally among {size} ranks")
         splits = [rows // size] * size

@@ -5,6 +5,106 @@ from __future__ import annotations
 from collections.abc import Callable
 
 
+def test_storages_can_be_resized_after_calls(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        rank, size = start()
+        other = 1 - rank
+        for kind in (torch.float32, torch.bfloat16, torch.bool, torch.uint16, torch.complex64, torch.float8_e5m2):
+            one, many = torch.ones(4).to(kind), torch.ones(8).to(kind)
+            blocks = [torch.zeros(4).to(kind) for _ in range(size)]
+            dist.all_gather_into_tensor(many, one)
+            dist.all_gather(blocks, one)
+            dist.broadcast(one, 0)
+            for work in (dist.isend(one, other), dist.irecv(blocks[0], other)):
+                work.wait()
+            dist.all_reduce(one)
+            dist.reduce_scatter_tensor(one, many)
+            for tensor in (one, many, *blocks):
+                assert tensor.untyped_storage().resizable(), kind
+                tensor.resize_(1000)
+        dist.destroy_process_group()
+        """
+    )
+
+
+def test_a_tensor_may_get_other_memory_while_a_call_is_in_flight(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        rank, size = start()
+        if rank == 0:
+            into = torch.zeros(100_000)
+            before = into.detach()
+            work = dist.irecv(into, 1)
+            into.data = torch.zeros(100_000)
+            dist.barrier()
+            work.wait()
+            assert before.unique().tolist() == [7] and into.unique().tolist() == [0]
+        else:
+            dist.barrier()
+            dist.send(torch.full((100_000,), 7.0), 0)
+        dist.destroy_process_group()
+        """
+    )
+
+
+def test_fsdp_of_flat_parameters_trains(run_torch: Callable[..., list[str]]) -> None:
+    """It frees and resizes what it has gathered."""
+    said = run_torch(
+        """
+        from torch.distributed.fsdp import FullyShardedDataParallel
+        rank, size = start()
+        torch.manual_seed(3)
+        model = FullyShardedDataParallel(torch.nn.Linear(10, 10), device_id=torch.device("cpu"))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(3):
+            loss = model(torch.ones(2, 10)).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        print("loss", loss.item())
+        dist.destroy_process_group()
+        """
+    )
+    lines = [[line for line in text.splitlines() if line.startswith("loss")] for text in said]
+    assert len(lines[0]) == 1
+    assert lines[0] == lines[1]
+
+
+def test_complex_numbers_are_summed(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        rank, size = start()
+        for kind in (torch.complex64, torch.complex128):
+            mine, total = torch.full((4,), 1 + 2j * rank, dtype=kind), [2 + 2j] * 4
+            for asynchronous in (False, True):
+                def call(function, *arguments):
+                    work = function(*arguments, async_op=asynchronous)
+                    if asynchronous:
+                        work.wait()
+                call(dist.all_reduce, one := mine.clone())
+                assert one.tolist() == total
+                call(dist.reduce, one := mine.clone(), 1)
+                assert rank != 1 or one.tolist() == total
+                call(dist.reduce_scatter_tensor, one := torch.zeros(2, dtype=kind), mine)
+                assert one.tolist() == total[:2]
+                uneven = [mine[:1].clone(), mine[1:].clone()]
+                call(dist.reduce_scatter, one := torch.zeros(1 + 2 * rank, dtype=kind), uneven)
+                assert one.tolist() == total[: 1 + 2 * rank]
+            dist.reduce_scatter_tensor(one := torch.zeros(2, dtype=kind), mine, dist.ReduceOp.AVG)
+            assert one.tolist() == [1 + 1j] * 2
+            for op in (dist.ReduceOp.MAX, dist.ReduceOp.PRODUCT):
+                try:
+                    dist.reduce(mine, 0, op)
+                except hmc.UnsupportedError as error:
+                    assert str(kind) in str(error), error
+                else:
+                    raise SystemExit("complex numbers have no such reduction")
+        dist.destroy_process_group()
+        """
+    )
+
+
 def test_lists_of_all_gather_coalesced_are_of_ranks(run_torch: Callable[..., list[str]]) -> None:
     run_torch(
         """
@@ -35,6 +135,19 @@ def test_lists_of_all_gather_coalesced_are_of_ranks(run_torch: Callable[..., lis
                 assert text in str(error), error
             else:
                 raise SystemExit(f"{text}: passed")
+        dist.destroy_process_group()
+        """
+    )
+
+
+def test_splits_may_be_arrays(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        import numpy as np
+        rank, size = start()
+        out = torch.empty(4)
+        dist.all_to_all_single(out, torch.arange(4.0) + 10 * rank, np.array([2, 2]), np.array([2, 2]))
+        assert out.tolist() == [2 * rank, 2 * rank + 1, 10 + 2 * rank, 11 + 2 * rank]
         dist.destroy_process_group()
         """
     )
