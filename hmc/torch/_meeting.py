@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import secrets
 import shutil
@@ -18,6 +19,9 @@ from hmc._ports import reserved_port
 
 # That of torch's default group, while it is open. Other groups are parts of it: they share its connections, memory and threads.
 _home: hmc.Communicator | None = None
+
+# Addresses of documentation, which no host has.
+_ELSEWHERE = (socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")
 
 _FAILED = "failed"  # what rank 0 hands out, before the reason, in place of a place to meet
 
@@ -136,7 +140,24 @@ def _own_address() -> str:
     """Of this host, as hosts see it that reach the one at MASTER_ADDR."""
     master = os.environ.get("MASTER_ADDR", socket.gethostname())
     family, _, _, _, target = socket.getaddrinfo(master, 9, type=socket.SOCK_DGRAM)[0]
+    address = _address_towards(family, target)
+    if ipaddress.ip_address(address).is_loopback and not _means_loopback(master):
+        # Debian and Ubuntu map a host's own name to 127.0.1.1. Other hosts find it by the address of its default route.
+        for family, elsewhere in _ELSEWHERE:
+            with contextlib.suppress(OSError):  # no such route
+                address = _address_towards(family, (elsewhere, 9))
+                break
+    return f"[{address}]" if ":" in address else address
+
+
+def _means_loopback(name: str) -> bool:
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name.partition(".")[0] == "localhost"
+
+
+def _address_towards(family: int, target: Any) -> str:
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
         probe.connect(target)  # sends nothing
-        address = str(probe.getsockname()[0])
-    return f"[{address}]" if family == socket.AF_INET6 else address
+        return str(probe.getsockname()[0])

@@ -78,3 +78,40 @@ def test_other_ranks_end_at_once_where_rank_0_cannot_listen(monkeypatch: pytest.
             visitor.join(60)
     assert [type(error) for error in errors] == [hmc.ClosedError]
     assert "rank 0 failed: rank 0: listen on" in str(errors[0])
+
+
+@pytest.mark.parametrize(
+    ("master", "resolved", "found"),
+    [
+        ("a-host", "10.0.0.7", "10.0.0.7"),
+        ("a-host", "127.0.1.1", "10.9.8.7"),
+        ("localhost", "127.0.0.1", "127.0.0.1"),
+        ("127.0.0.1", "127.0.0.1", "127.0.0.1"),
+    ],
+)
+def test_rank_0_names_an_address_that_other_hosts_reach(
+    monkeypatch: pytest.MonkeyPatch, master: str, resolved: str, found: str
+) -> None:
+    """Debian maps a host's own name to 127.0.1.1."""
+    monkeypatch.setenv("MASTER_ADDR", master)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", (resolved, 9))])
+
+    def own_address_towards(_: int, target: tuple[str, int]) -> str:
+        loopback = target[0].startswith("127.")
+        return "127.0.0.1" if loopback else "10.0.0.7" if target[0] == "10.0.0.7" else "10.9.8.7"
+
+    monkeypatch.setattr(meeting, "_address_towards", own_address_towards)
+    assert meeting._own_address() == found
+
+
+def test_rank_0_of_a_host_without_a_route_names_its_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MASTER_ADDR", "a-host")
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [(socket.AF_INET, socket.SOCK_DGRAM, 0, "", ("127.0.1.1", 9))])
+
+    def own_address_towards(_: int, target: tuple[str, int]) -> str:
+        if target[0].startswith("127."):
+            return "127.0.0.1"
+        raise OSError("Network is unreachable")
+
+    monkeypatch.setattr(meeting, "_address_towards", own_address_towards)
+    assert meeting._own_address() == "127.0.0.1"
