@@ -238,7 +238,9 @@ class Calls:
 
     def recv(self, tensors: Tensors, src: int, tag: int = 0) -> dist.Work:
         check_tag(tag)
-        return self._work([self.communicator.irecv(bare(one(tensors)), src, tag)], tensors, None, kind=ReceiveWork)
+        work = self._work([self.communicator.irecv(bare(one(tensors)), src, tag)], tensors, None, kind=ReceiveWork)
+        work.asked = src, tag
+        return work
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:
         return self.recv(tensors, hmc.ANY_SOURCE, tag)

@@ -134,6 +134,10 @@ class HmcWork(dist.Work):  # type: ignore[misc]
                 return error
         return self._own_error() if all(work.done for work in self._works) else None
 
+    def _withdraw(self) -> bool:
+        """At the group's timeout. False where it stays in flight, or has ended."""
+        return False
+
     def _finish_once(self) -> None:
         if self._finishing is None:
             return
@@ -157,8 +161,12 @@ class HmcWork(dist.Work):  # type: ignore[misc]
                 # What hangs on the future may wait for others, which the thread that calls this completes.
                 run_soon(over.set_result, None)
 
+        def give_up() -> None:
+            self._withdraw()
+            over.set_result(hmc.HmcTimeoutError(f"not complete after {self._seconds:g} s"))
+
         def too_late() -> None:
-            run_soon(over.set_result, hmc.HmcTimeoutError(f"not complete after {self._seconds:g} s"))
+            run_soon(give_up)
 
         # What this raises is the error of the future for C++ too; that of set_exception() is a value there.
         def outcome(ended: torch.futures.Future[Any]) -> list[torch.Tensor]:
@@ -183,7 +191,36 @@ Block = dict[HmcWork, None]
 
 
 class ReceiveWork(HmcWork):
-    """A receive. One of a message that does not fill its tensor fails; the tensor then begins with the message."""
+    """A receive. One of a message that does not fill its tensor fails; the tensor then begins with the message.
+
+    At the group's timeout ``wait()`` and the future withdraw it: nobody waits for it any more, and a later message is the next
+    receive's.
+    """
+
+    asked: tuple[int, int]  # rank and tag
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        try:
+            return super().wait(timeout)
+        except hmc.HmcTimeoutError:
+            if timeout:  # its caller may wait again
+                raise
+            if not self._withdraw():
+                if self._works[0].done:  # just now
+                    return super().wait()
+                raise
+        source, tag = self.asked
+        rank = "any rank" if source == hmc.ANY_SOURCE else f"rank {source}"
+        raise hmc.HmcTimeoutError(
+            f"recv: no message from {rank} with tag {tag} came within {self._seconds:g} s; the receive was withdrawn"
+        )
+
+    def _withdraw(self) -> bool:
+        try:
+            self._works[0].cancel()
+        except hmc.HmcError:
+            return False
+        return True
 
     def _own_error(self) -> Exception | None:
         tensor, info = self._tensors[0], self._works[0].info

@@ -151,3 +151,49 @@ def test_splits_may_be_arrays(run_torch: Callable[..., list[str]]) -> None:
         dist.destroy_process_group()
         """
     )
+
+
+def test_a_receive_that_timed_out_takes_no_later_message(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        from datetime import timedelta
+        rank, size = start()
+        group, store = dist.group.WORLD, dist.distributed_c10d._get_default_store()
+        if rank == 0:
+            late = torch.zeros(4)
+            for source, named in ((1, "rank 1"), (None, "any rank")):
+                group.set_timeout(timedelta(seconds=0.2))
+                try:
+                    dist.recv(late, source, tag=3)
+                except hmc.HmcTimeoutError as error:
+                    text = f"recv: no message from {named} with tag 3 came within 0.2 s; the receive was withdrawn"
+                    assert str(error) == text, error
+                else:
+                    raise SystemExit("a message that nobody sent")
+            try:
+                dist.irecv(late, 1, tag=3).get_future().wait()
+            except RuntimeError as error:
+                assert "not complete after 0.2 s" in str(error), error
+            else:
+                raise SystemExit("a message that nobody sent")
+            group.set_timeout(timedelta(seconds=60))
+            left = dist.irecv(into := torch.zeros(4), 1, tag=4)
+            try:
+                left.wait(timedelta(seconds=0.2))
+            except hmc.HmcTimeoutError:
+                pass
+            else:
+                raise SystemExit("a message that nobody sent")
+            store.set("timed out", "yes")
+            dist.recv(got := torch.zeros(4), 1, tag=3)
+            assert got.tolist() == [7] * 4 and late.tolist() == [0] * 4
+            left.wait()
+            assert into.tolist() == [8] * 4
+        else:
+            store.wait(["timed out"], timedelta(seconds=60))
+            dist.send(torch.full((4,), 7.0), 0, tag=3)
+            dist.send(torch.full((4,), 8.0), 0, tag=4)
+        dist.barrier()
+        dist.destroy_process_group()
+        """
+    )
