@@ -10,6 +10,7 @@ import torch.distributed as dist
 
 import hmc
 from hmc.torch._delegation import DelegatingCalls
+from hmc.torch._forms import accept_every_form
 from hmc.torch._native import Native
 from hmc.torch._shared import Shared
 from hmc.torch._tensors import device_types
@@ -62,3 +63,6 @@ class HmcProcessGroup(DelegatingCalls, dist.ProcessGroup):  # type: ignore[misc]
     @property
     def _device_types(self) -> list[torch.device]:
         return [torch.device(kind) for kind in device_types()]
+
+
+accept_every_form(HmcProcessGroup)
