@@ -145,6 +145,44 @@ def test_memory_deregistered_there_while_a_transfer_is_prepared(mine: Mine, way:
     assert np.array_equal(other.memory(), mine.memory)
 
 
+@pytest.mark.parametrize("imported", [True, False])
+@pytest.mark.parametrize("renewed", [True, False])
+def test_another_registration_of_the_same_memory_is_found(mine: Mine, imported: bool, renewed: bool) -> None:
+    """The longer of two registrations ends: the other one, or one that follows, holds the memory too."""
+    other = mine.start()
+    part = SIZE // 2
+    row = f'[({other.address}, {part}, 0, "")], "DRAM"'
+    if not renewed:
+        other.ask(f"agent.register_memory({row}) and None")
+        mine.agent.add_remote_agent(bytes.fromhex(other.ask("agent.get_agent_metadata().hex()")))
+    handle = mine.transfer("WRITE", [(mine.address, part, 0)], [(other.address, part, 0)])
+    if imported:
+        assert mine.run(handle) == "DONE"
+    other.ask("agent.deregister_memory(registered)")
+    if renewed:
+        other.ask(f"agent.register_memory({row}) and None")
+        mine.agent.add_remote_agent(bytes.fromhex(other.ask("agent.get_agent_metadata().hex()")))
+    mine.memory[:part] = contents(11, part)
+    for _ in range(2):
+        assert mine.run(handle) == "DONE"
+    expected = contents(7)
+    expected[:part] = mine.memory[:part]
+    assert np.array_equal(other.memory(), expected)
+    with pytest.raises(nixl.nixlNotFoundError):
+        mine.agent.transfer(whole(mine, other))
+
+
+def test_registrations_that_ended_there_are_forgotten(mine: Mine) -> None:
+    other = mine.start()
+    for size in range(1, 30):
+        other.ask(f'globals().update(part=agent.register_memory([({other.address} + {size}, {size}, 0, "")], "DRAM")) or None')
+        mine.agent.add_remote_agent(bytes.fromhex(other.ask("agent.get_partial_agent_metadata(part, True).hex()")))
+        other.ask("agent.deregister_memory(registered)")  # so that the part is imported
+        assert mine.run(mine.transfer("WRITE", [(mine.address, size, 0)], [(other.address + size, size, 0)])) == "DONE"
+        other.ask("agent.register_memory(registered) and agent.deregister_memory(part)")
+    assert len(mine.agent._links.remote("other").ranges.all()) <= 2
+
+
 def test_memory_deregistered_during_transfers_is_not_written_afterwards(mine: Mine) -> None:
     other = mine.start()
     handles = [whole(mine, other) for _ in range(10)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 
 from hmc._core import Descriptor, Peer, RemoteBuffer
+from hmc.errors import StaleBufferError
 from hmc.integrations._shared.ranges import Range
 
 __all__ = ["Importable", "imported"]
@@ -18,6 +19,16 @@ class Importable:
     def __init__(self, descriptor: bytes) -> None:
         self.descriptor = descriptor
         self.buffer: RemoteBuffer | None = None
+        self._refused = False
+
+    @property
+    def ended(self) -> bool:
+        """True once it is known that its owner has ended it: an import or a transfer was refused."""
+        return self._refused or (self.buffer is not None and not self.buffer.alive)
+
+    def refuse(self) -> None:
+        """Records that its owner refused the import."""
+        self._refused = True
 
 
 def imported(peer: Peer, ranges: list[Range[Importable]]) -> list[RemoteBuffer]:
@@ -27,6 +38,10 @@ def imported(peer: Peer, ranges: list[Range[Importable]]) -> list[RemoteBuffer]:
         until = time.monotonic() + _IMPORT_SECONDS
         works = [peer._iimport(Descriptor.parse(one.descriptor), _IMPORT_SECONDS) for one in missing]
         for one, work in zip(missing, works, strict=True):
-            work.wait(max(0.0, until - time.monotonic()))
+            try:
+                work.wait(max(0.0, until - time.monotonic()))
+            except StaleBufferError:
+                one.refuse()
+                raise
             one.buffer = work._take()
     return [one.holder.buffer for one in ranges if one.holder.buffer is not None]

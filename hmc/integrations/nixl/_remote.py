@@ -30,7 +30,7 @@ class Remote:
         return not self.removed and self.peer.alive
 
     def add(self, entries: list[Entry]) -> None:
-        """Takes registrations over; one that is known already stays as it is, imported or not."""
+        """Takes registrations over; one that is known already stays as it is, imported or not, unless it has ended."""
         with self._lock:
             known = {(*one.key, one.holder.descriptor) for one in self.ranges.all()}
             added = []
@@ -39,7 +39,14 @@ class Remote:
                 if (*new.key, one.descriptor) not in known:
                     added.append(new)
             replaced = {one.key for one in added}
-            self.ranges.replace(added, [one for one in self.ranges.all() if one.key in replaced])
+            self.ranges.replace(added, [one for one in self.ranges.all() if one.key in replaced or one.holder.ended])
+
+    def forget_ended(self) -> None:
+        """Removes registrations that were found to have ended, so that another one that holds their memory is found."""
+        with self._lock:
+            ended = [one for one in self.ranges.all() if one.holder.ended]
+            if ended:
+                self.ranges.replace([], ended)
 
     def buffers(self, found: Found[Importable], used: Any) -> dict[int, RemoteBuffer]:
         """As batches.Target wants them."""

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 from hmc._core import BlockBatch, Work
-from hmc.errors import HmcError
+from hmc.errors import HmcError, StaleBufferError
 from hmc.integrations._shared import frames as wire
 from hmc.integrations._shared.batches import build, check_lengths
 from hmc.integrations._shared.inbox import send_later
@@ -146,11 +146,19 @@ class Request:
 
     def _prepare(self) -> None:
         (near, near_at), (far, far_at) = self._near, self._far
-        if self._target.removed or self._made_for != self._generations():
+        while self._target.removed or self._made_for != self._generations():
             here, there = near.find(near_at), far.find(far_at)
-            with translated():
+            made_for = (here.generation, there.generation)
+            try:
                 self._batches = build(near.rows[near_at, 1], here, there, self._target)
-            self._made_for = (here.generation, there.generation)
+            except HmcError as error:
+                if isinstance(error, StaleBufferError):
+                    self._target.forget_ended()
+                    if made_for != self._generations():
+                        continue  # another registration may hold the memory
+                raise translate(error) from error
+            self._made_for = made_for
+            return  # a registration that comes or ends meanwhile is found by the post
 
     def _start(self, message: bytes) -> None:
         inline = self._writes and len(self._batches) == 1 and 0 < len(message) <= _INLINE
@@ -162,6 +170,8 @@ class Request:
             try:
                 self._works.append(peer.put_blocks(batch, notify=notify) if self._writes else peer.get_blocks(batch))
             except HmcError as error:
+                if isinstance(error, StaleBufferError):
+                    self._target.forget_ended()
                 if not self._works:
                     raise translate(error) from error
                 self._failure = error  # what was posted before ends first

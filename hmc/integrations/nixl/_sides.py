@@ -23,6 +23,9 @@ class Far(Target, Protocol):
     removed: bool
     ranges: Ranges[Any]
 
+    def forget_ended(self) -> None:
+        """Removes registrations from ``ranges`` that are known to have ended."""
+
 
 class Own:
     """This agent as the target of its own transfers. Any thread."""
@@ -35,6 +38,9 @@ class Own:
         self.ranges = ranges
         self._lock = threading.Lock()
         self._imported: dict[int, tuple[ConnBuffer, RemoteBuffer]] = {}
+
+    def forget_ended(self) -> None:
+        """Nothing: a registration leaves ``ranges`` before it ends."""
 
     def buffers(self, found: Found[ConnBuffer | None], used: Any) -> dict[int, RemoteBuffer]:
         """As batches.Target wants them."""
