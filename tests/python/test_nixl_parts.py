@@ -111,6 +111,12 @@ def test_registrations_keep_their_meta_data() -> None:
     assert made[2] == (7, 8, 9, b"")
     assert made.trim() == nixl.nixlXferDList(VRAM, [(1, 2, 3), (4, 5, 6), (7, 8, 9)])
     assert nixl.nixlRegDList(DRAM, np.array([[1, 2, 3]]))[0] == (1, 2, 3, b"")
+    bad: Any = None  # refused before anything changes
+    with pytest.raises(TypeError):
+        made.append((10, 11, 12, bad))
+    with pytest.raises(TypeError):
+        made[0] = (10, 11, 12, bad)
+    assert list(made) == [(1, 2, 3, b"as text"), (4, 5, 6, b"\xff\x00"), (7, 8, 9, b"")]
 
 
 @pytest.mark.parametrize(

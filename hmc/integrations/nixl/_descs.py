@@ -100,10 +100,10 @@ class _DList:
             grown = np.zeros((max(16, 2 * self._count), 3), _ROW)
             grown[: self._count] = self._array
             self._array = grown
+        extra = [self._extra(one) for one in desc[3:]]  # may raise, so before the list changes
         self._array[self._count] = [integer(number) for number in desc[:3]]
         self._count += 1
-        if self.width == 4:
-            self._extras.append(self._extra(desc[3]))
+        self._extras += extra
 
     addDesc = append
 
@@ -141,9 +141,10 @@ class _DList:
         if len(desc) != self.width:
             raise ValueError(f"Each descriptor tuple must have exactly {self.width} elements")
         at = self._at(index)
+        extra = [self._extra(one) for one in desc[3:]]  # may raise, so before the list changes
         self._array[at] = [integer(number) for number in desc[:3]]
         if self.width == 4:
-            self._extras[at] = self._extra(desc[3])
+            self._extras[at : at + 1] = extra
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
         return (self[at] for at in range(self._count))
