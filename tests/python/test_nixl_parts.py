@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from hmc.integrations._shared import frames as wire
 from hmc.integrations._shared.batches import _pieces
 from hmc.integrations._shared.errors import NotRegisteredError
+from hmc.integrations._shared.inbox import _Inlet
 from hmc.integrations._shared.ranges import Range, Ranges
 from hmc.integrations.nixl import _bindings as nixl
 from hmc.integrations.nixl._descs import restore
@@ -168,6 +170,40 @@ def test_broken_frames_are_ignored() -> None:
             assert got is None or got[0] in (0, 1, 2, 3)
     good = wire.frames(wire.METADATA, bytes(range(256)) * 8, 1)
     assert assembler.add(good[0]) is None or len(assembler._open) == 64
+
+
+class _Arrived:
+    """Stands in for a wait for notifications."""
+
+    def __init__(self, *frames: bytes) -> None:
+        self.frames = [(None, one) for one in frames]
+        self.done = bool(frames)
+
+    def error(self) -> None:
+        return None
+
+    def _take(self) -> list[tuple[None, bytes]]:
+        return self.frames
+
+    def add_done_callback(self, callback: Any) -> None:
+        pass
+
+
+def test_an_interrupt_of_a_program_that_takes_messages_does_not_end_their_arrival() -> None:
+    waits = iter([_Arrived(b"\0first", b"\0second"), _Arrived(b"\0third"), _Arrived()])
+    peer: Any = SimpleNamespace(_inotifications=lambda timeout: next(waits))
+    got: list[bytes] = []
+
+    def deliver(peer: Any, kind: int, message: bytes) -> None:
+        got.append(message)
+        if message == b"first":
+            raise KeyboardInterrupt
+
+    inlet = _Inlet(peer, deliver, lambda inlet: None)
+    with pytest.raises(KeyboardInterrupt):
+        inlet.drain()
+    inlet.drain()
+    assert got == [b"first", b"second", b"third"]
 
 
 @pytest.mark.parametrize("key", ["", "secret", "x" * 100])

@@ -5,7 +5,9 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
+from operator import methodcaller
 from typing import Any
 
 from hmc._core import Peer, Work
@@ -15,6 +17,7 @@ from hmc.integrations._shared import frames as wire
 __all__ = ["Receiver", "send", "send_later"]
 
 _SEND_SECONDS = 10.0
+_TAKE = methodcaller("_take")
 
 
 class _Inlet:
@@ -26,34 +29,43 @@ class _Inlet:
         self._ended = ended
         self._assembler = wire.Assembler()
         self._lock = threading.Lock()
-        self._waiting: Any = None  # the Work of the next notifications; None once the peer has ended
-
-    def open(self) -> None:
-        """Waits for the first notifications."""
-        with self._lock:
-            self._arm()
-        self.drain()
+        self._frames: deque[tuple[int | None, bytes]] = deque()  # taken, and not yet delivered
+        self._waiting: list[Any] = []  # the Work of the next notifications; none in between
+        self._called = False  # whether that Work calls drain()
+        self._over = False  # the peer has ended
 
     def drain(self) -> None:
-        """Delivers what has arrived."""
+        """Delivers what has arrived. An interrupt loses at most the message that it meets; the next call goes on."""
         with self._lock:
-            while self._waiting is not None and self._waiting.done:
-                work, self._waiting = self._waiting, None
-                if work.error() is not None:
-                    self._ended(self)
-                    return
-                for _, frame in work._take():
+            while not self._over:
+                while self._frames:
+                    _, frame = self._frames.popleft()
                     message = self._assembler.add(frame)
                     if message is not None:
                         self._deliver(self.peer, *message)
-                self._arm()
+                if not self._waiting or not self._called:
+                    self._arm()
+                elif not self._waiting[0].done:
+                    return
+                elif self._waiting[0].error() is not None:
+                    self._end()
+                else:  # by C functions only: an interrupt comes before or after them, not between
+                    self._frames.extend(itertools.chain.from_iterable(map(_TAKE, map(self._waiting.pop, (0,)))))
 
     def _arm(self) -> None:
         try:
-            self._waiting = self.peer._inotifications(None)
-            self._waiting.add_done_callback(lambda _: self.drain())
+            if not self._waiting:
+                self._called = False
+                self._waiting.extend(map(self.peer._inotifications, (None,)))
+            self._waiting[0].add_done_callback(lambda _: self.drain())
+            self._called = True
         except HmcError:  # the peer has ended
-            self._ended(self)
+            self._end()
+
+    def _end(self) -> None:
+        self._over = True
+        self._waiting.clear()
+        self._ended(self)
 
 
 class Receiver:
@@ -76,7 +88,7 @@ class Receiver:
         inlet = _Inlet(peer, self._deliver, self._forget)
         with self._lock:
             self._inlets.append(inlet)
-        inlet.open()
+        inlet.drain()  # also begins to wait
 
     def take(self) -> list[tuple[str, bytes]]:
         """The notifications since the last call with the names of their senders, in order of arrival."""
