@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from mooncake_process import SIZE, Mine, Other, contents, this_process
 
+from hmc.integrations.mooncake._session import Session
 from hmc.integrations.mooncake.engine import Read, TransferEngine, TransferNotify, TransferOpcode, Write
 
 
@@ -185,6 +186,32 @@ def test_what_is_asked_of_an_engine_before_a_transfer(both: tuple[Mine, Other]) 
     empty = TransferEngine()
     assert empty.initialize_ext("localhost:1234", "P2PHANDSHAKE", "rdma", "mlx5_0", "") == 0
     assert mine.engine.get_first_buffer_address(f"localhost:{empty.get_rpc_port()}") == 0
+
+
+def test_an_older_list_of_registrations_does_not_replace_a_newer_one(
+    both: tuple[Mine, Other], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, other = both
+    session = mine.engine._ready().session(other.session)
+    learn, answered, learnt = Session._learn, threading.Event(), threading.Event()
+
+    def late(self: Session, *answer: Any) -> None:
+        if threading.current_thread() is older:
+            answered.set()
+            assert learnt.wait(60)
+        learn(self, *answer)
+
+    monkeypatch.setattr(Session, "_learn", late)
+    older = threading.Thread(target=session.refresh)
+    older.start()
+    assert answered.wait(60)
+    more = other.ask("globals().update(more=np.zeros(100, np.uint8)) or more.ctypes.data")
+    assert other.ask(f"engine.register_memory({more}, 100)") == 0
+    session.refresh()
+    learnt.set()
+    older.join(60)
+    assert session.locate(more, 100)[1] == 0
+    assert other.ask(f"engine.unregister_memory({more})") == 0
 
 
 def test_threads_move_bytes_at_once(both: tuple[Mine, Other]) -> None:

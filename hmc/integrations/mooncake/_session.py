@@ -29,6 +29,7 @@ class _Answer:
     def __init__(self) -> None:
         self.came = threading.Event()
         self.data = b""
+        self.place = 0  # among the answers of the session
 
 
 class Session:
@@ -40,6 +41,8 @@ class Session:
         self.ranges: Ranges[Importable] = Ranges(lambda: f"engine {name}")
         self._lock = threading.Lock()
         self._waiting: dict[int, _Answer] = {}
+        self._places = itertools.count(1)
+        self._newest = 0  # place of the answer that ``ranges`` is from
 
     def locate(self, address: int, nbytes: int) -> tuple[RemoteBuffer, int]:
         """The imported buffer that holds one piece, and the offset there. Raises NotRegisteredError, HmcError."""
@@ -67,7 +70,7 @@ class Session:
         finally:
             with self._lock:
                 del self._waiting[number]
-        self._learn(_catalogue.decode(answer.data))
+        self._learn(_catalogue.decode(answer.data), answer.place)
 
     def answered(self, message: bytes) -> None:
         """Takes an answer. Called by the dispatcher thread, so it does not wait."""
@@ -76,11 +79,15 @@ class Session:
         with self._lock:
             answer = self._waiting.get(REQUEST.unpack_from(message)[0])
         if answer is not None:
-            answer.data = message[REQUEST.size :]
+            answer.data, answer.place = message[REQUEST.size :], next(self._places)
             answer.came.set()
 
-    def _learn(self, listed: list[Range[Importable]]) -> None:
+    def _learn(self, listed: list[Range[Importable]], place: int) -> None:
+        """Takes over what an answer lists, unless another thread has taken over a later one."""
         with self._lock:
+            if place < self._newest:
+                return
+            self._newest = place
             old = self.ranges.all()
             known = {(one.key, one.holder.descriptor): one for one in old}
             # What stays the same stays imported.
