@@ -57,6 +57,8 @@ def test_memory_that_is_not_registered_is_refused(mine: Mine) -> None:
         number = engine.batch_transfer_async_write(session, [at, at], [there, to], [nbytes, 1])
         assert engine.get_batch_transfer_status([number]) == -1
         assert engine.transfer_check_status(engine.transfer_submit_write(session, at, there, nbytes)) == -1
+    with pytest.raises(ValueError, match="registration"):
+        engine.read_bytes_from_buffer(at, 1 << 60)
     assert engine.batch_transfer_sync_write(session, [at], [to, to], [1, 1]) == -1
     assert engine.batch_transfer_async_write(session, [at], [to, to], [1, 1]) == 0
     assert np.array_equal(other.memory(), contents(7))

@@ -99,9 +99,11 @@ class Registrations:
 
     def read(self, address: int, nbytes: int) -> bytes:
         """A copy of registered memory, of the CPU or a device. Raises NotRegisteredError, DeviceError."""
+        if not nbytes:
+            return b""
+        source = self._slice(address, nbytes)  # before memory is taken for the copy: memory that is not registered may be any size
         target = np.empty(nbytes, np.uint8)
-        if nbytes:
-            self._slice(address, nbytes).memory.copy_to(target)
+        source.memory.copy_to(target)
         return target.tobytes()
 
     def write(self, address: int, data: bytes) -> None:
