@@ -17,6 +17,7 @@ from ports import free_port
 
 import hmc
 from hmc.integrations._shared import frames as wire
+from hmc.integrations._shared import memory as shared_memory
 from hmc.integrations.nixl import _bindings as nixl
 from hmc.integrations.nixl import nixl_agent, nixl_agent_config
 
@@ -193,6 +194,33 @@ def test_memory_deregistered_during_transfers_is_not_written_afterwards(mine: Mi
     for handle in handles:
         assert mine.finish(handle, SOON) in ("DONE", "ERR")
     assert not other.memory().any()
+
+
+def test_deregister_memory_beside_a_stopped_agent_may_be_called_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HMC_TRANSPORTS", "tcp")  # a stopped process answers no read
+    with this_process() as mine:
+        other = mine.start()
+        handle = whole(mine, other, "READ")
+        other.stop()
+        assert mine.agent.transfer(handle) == "PROC"
+        with monkeypatch.context() as patch:
+            patch.setattr(shared_memory, "_CLOSE_SECONDS", 0.05)
+            for _ in range(2):
+                with pytest.raises(nixl.nixlBackendError, match="again"):
+                    mine.agent.deregister_memory(mine.registered)
+        other.kill(signal.SIGCONT)
+        until = time.monotonic() + SOON
+        while True:
+            try:
+                mine.agent.deregister_memory(mine.registered)
+                break
+            except nixl.nixlBackendError:
+                assert time.monotonic() < until
+        with pytest.raises(nixl.nixlNotFoundError):
+            mine.agent.deregister_memory(mine.registered)
+        mine.memory[:] = 0
+        assert mine.finish(handle) in ("DONE", "ERR")
+        assert not mine.memory.any()
 
 
 def test_a_stopped_agent_leaves_the_transfer_in_flight(mine: Mine) -> None:

@@ -57,7 +57,7 @@ class _MemoryCalls(AgentBase):
         """Ends registrations. Afterwards no transfer of any agent reads or writes the memory through them.
 
         ``dereg_list``: what register_memory() returned. Raises nixlNotFoundError for what is not registered, nixlBackendError where
-        a stopped process may still write the memory.
+        a stopped process may still write the memory: keep it, and call again to wait on.
         """
         self._check_backends(backends)
         descs = descriptor_list(dereg_list)

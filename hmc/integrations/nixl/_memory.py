@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 from hmc._core import ConnBuffer, Context
+from hmc.errors import HmcTimeoutError
 from hmc.integrations._shared.memory import close_buffers, cpu_bytes, device_bytes
 from hmc.integrations._shared.ranges import Range, Ranges
-from hmc.integrations.nixl._errors import nixlNotSupportedError, translated
+from hmc.integrations.nixl._errors import nixlBackendError, nixlNotSupportedError, translated
 from hmc.integrations.nixl._types import nixl_mem_t
 
 __all__ = ["LocalMemory", "check_kind"]
@@ -34,6 +36,8 @@ class LocalMemory:
     def __init__(self, ctx: Context, name: str) -> None:
         self._ctx = ctx
         self.ranges: Ranges[ConnBuffer | None] = Ranges(lambda: f"agent {name}")
+        self._lock = threading.Lock()
+        self._ending: list[Range[ConnBuffer | None]] = []  # deregistered, and possibly still accessed
 
     def register(self, kind: nixl_mem_t, rows: Any) -> None:
         """Registers every row, or none. Raises NIXL's exceptions."""
@@ -53,10 +57,30 @@ class LocalMemory:
         """Ends the registrations of these rows. Afterwards nothing is read from them or written to them through HMC.
 
         Raises nixlNotFoundError if a row is not registered, and then leaves all; nixlBackendError where a process that is stopped
-        may still write the memory: keep it until that process goes on or ends.
+        may still write the memory: keep it. Another call for these rows waits on.
         """
         with translated():
-            self._close(self.ranges.take(kind, rows))
+            ended = self._taken(kind, rows)
+            try:
+                self._close(ended)
+            except HmcTimeoutError as error:
+                with self._lock:
+                    self._ending += ended
+                raise nixlBackendError(
+                    f"deregister_memory of {len(rows)} descriptors: a stopped process may still access the memory. "
+                    f"Keep it, and call deregister_memory again to wait on ({error})"
+                ) from error
+
+    def _taken(self, kind: nixl_mem_t, rows: Any) -> list[Range[ConnBuffer | None]]:
+        """Removes the registrations of these rows, also those of an earlier call that have not ended yet. NotRegisteredError."""
+        with self._lock:
+            keys = [(int(kind), *row) for row in rows.tolist()]
+            earlier = [one for one in self._ending if one.key in keys]
+            known = {one.key for one in (self.ranges.all() if earlier else ())}
+            waited = {one.key for one in earlier} - known
+            found = self.ranges.take(kind, rows[[key not in waited for key in keys]])
+            self._ending = [one for one in self._ending if not any(one is other for other in earlier)]
+            return earlier + found
 
     def _close(self, ranges: list[Range[ConnBuffer | None]]) -> None:
         close_buffers(one.holder for one in ranges if one.holder is not None)
