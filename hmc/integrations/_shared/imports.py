@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
-
 from hmc._core import Descriptor, Peer, RemoteBuffer
-from hmc.errors import StaleBufferError
+from hmc.errors import HmcTimeoutError, StaleBufferError
 from hmc.integrations._shared.ranges import Range
 
 __all__ = ["Importable", "imported"]
@@ -35,13 +33,14 @@ def imported(peer: Peer, ranges: list[Range[Importable]]) -> list[RemoteBuffer]:
     """The buffers of some registrations; those that are missing are imported. Waits at most 10 s. Raises HmcError."""
     missing = [one.holder for one in ranges if one.holder.buffer is None]
     if missing:
-        until = time.monotonic() + _IMPORT_SECONDS
         works = [peer._iimport(Descriptor.parse(one.descriptor), _IMPORT_SECONDS) for one in missing]
         for one, work in zip(missing, works, strict=True):
             try:
-                work.wait(max(0.0, until - time.monotonic()))
+                work.wait()  # until its own deadline, whose error says why
             except StaleBufferError:
                 one.refuse()
                 raise
+            except HmcTimeoutError as error:
+                raise HmcTimeoutError(f"import from {peer.name}: {error}") from error
             one.buffer = work._take()
     return [one.holder.buffer for one in ranges if one.holder.buffer is not None]
