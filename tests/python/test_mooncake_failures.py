@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -252,7 +253,10 @@ def test_engines_that_are_collected_leave_nothing_behind() -> None:
     assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
     port, folder = engine.get_rpc_port(), engine._ready()._folder()
     assert list(folder.glob(f"{os.getpid()}-*-{port}.sock"))
-    del engine
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        del engine
+    assert not [one for one in told if str(port) in str(one.message)]  # of a socket that is left open
     assert not list(folder.glob(f"{os.getpid()}-*-{port}.sock"))
 
 

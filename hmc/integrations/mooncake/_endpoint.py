@@ -110,13 +110,13 @@ class Endpoint:
         self._registered: Ranges[ConnBuffer] = Ranges(lambda: "this engine")
         self._label = f"mooncake-{os.urandom(8).hex()}"
         self._keyed = bool(os.environ.get("HMC_JOB_KEY"))
-        self._reservation: socket.socket | None = None
         if self._keyed:
             self.ctx, self.port = self._listening()
         else:
             with _translated("the engine cannot be made reachable on this host"):
-                self._reservation = _reserved()
-                self.port = int(self._reservation.getsockname()[1])
+                reservation = _reserved()
+                weakref.finalize(self, reservation.close)
+                self.port = int(reservation.getsockname()[1])
                 self.ctx = self._context()
                 try:
                     self._make_link()
