@@ -100,6 +100,9 @@ def test_a_started_write_is_asked_about_until_it_is_done(both: tuple[Mine, Other
     assert mine.engine.transfer_check_status(number) == -1  # the number is void
     assert mine.engine.get_batch_transfer_status([number]) == -1
     assert mine.engine.get_batch_transfer_status([]) == 0
+    again = mine.engine.transfer_submit_write(other.session, mine.address, other.address, SIZE)
+    assert mine.engine.get_batch_transfer_status([number, again]) == -1
+    assert mine.engine.transfer_check_status(again) == -1  # waited for, and void too
 
 
 def test_a_notification_comes_after_the_bytes(both: tuple[Mine, Other]) -> None:

@@ -10,7 +10,7 @@ from hmc.integrations.mooncake import _arguments as arguments
 from hmc.integrations.mooncake._endpoint import Endpoint
 from hmc.integrations.mooncake._engine_base import EngineBase
 from hmc.integrations.mooncake._transfer import DONE, FAILED, PENDING, Transfer
-from hmc.integrations.mooncake._types import INVALID_ARGUMENT, Refused, TransferNotify, TransferOpcode, failing_with
+from hmc.integrations.mooncake._types import INVALID_ARGUMENT, Refused, TransferNotify, TransferOpcode, failing_with, logger
 
 __all__ = ["AsyncCalls", "SyncCalls"]
 
@@ -174,7 +174,12 @@ class AsyncCalls(SyncCalls):
         self._ready()
         result = 0
         for number in batch_ids:
-            if self._transfer(number).wait() != DONE:
+            try:
+                ended = self._transfer(number).wait()
+            except Refused as error:  # the others are waited for all the same
+                logger.error("get_batch_transfer_status: %s", error)
+                ended = FAILED
+            if ended != DONE:
                 result = INVALID_ARGUMENT
             self._forget(number)
         return result
