@@ -129,11 +129,13 @@ def test_what_hmc_does_not_have_is_refused_by_name(caplog: pytest.LogCaptureFixt
         ("MC_MIN_RPC_PORT", "70000"),
         ("MC_TRANSFER_TIMEOUT", "soon"),
         ("MC_TRANSFER_TIMEOUT", "nan"),
+        ("HMC_JOB_KEY", "short"),
     ):
         with monkeypatch.context() as patch:
+            caplog.clear()
             patch.setenv(name, value)
             assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1
-            assert name in caplog.text
+            assert {"HMC_JOB_KEY": "job key"}.get(name, name) in caplog.text
     assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == 0
     assert engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", "") == -1
 

@@ -7,6 +7,7 @@ listens on its private Unix socket only, and the port is a number that stands fo
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import socket
@@ -31,6 +32,7 @@ __all__ = ["Endpoint"]
 
 CONNECT_SECONDS = 10.0
 _PORTS = (15000, 17000)  # Mooncake's
+_TAKEN = (errno.EADDRINUSE, errno.EACCES)  # another port may be free
 _NOTIFY = struct.Struct("<I")  # bytes of a notification's name
 
 
@@ -170,7 +172,9 @@ class Endpoint:
         for port in _ports():
             try:
                 return self._context(listen=f"tcp://[::]:{port}"), port
-            except (InvalidArgumentError, TransportError) as error:
+            except HmcError as error:
+                if error.native not in _TAKEN:
+                    raise
                 logger.debug("port %d is not free: %s", port, error)
         raise AssertionError
 
