@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 from mooncake_process import SIZE, Mine, Other, contents, this_process
+from ports import free_port
 
 from hmc.integrations.mooncake._session import Session
+from hmc.integrations.mooncake._transfer import Transfer
 from hmc.integrations.mooncake.engine import Read, TransferEngine, TransferNotify, TransferOpcode, Write
 
 
@@ -121,6 +123,28 @@ def test_a_notification_comes_after_the_bytes(both: tuple[Mine, Other]) -> None:
     while not (got := mine.engine.get_notifies()):
         pass
     assert [(one.name, one.msg) for one in got] == [("a", "b")]
+
+
+def test_the_successor_of_an_engine_gets_no_notification_of_its_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
+    port, wait = free_port(), Transfer.wait
+    with this_process() as mine:
+        monkeypatch.setenv("MC_MIN_RPC_PORT", str(port))  # of the others
+        monkeypatch.setenv("MC_MAX_RPC_PORT", str(port))
+        other = mine.start()
+
+        def restarted(self: Transfer) -> int:
+            ended = wait(self)
+            other.kill()
+            mine.start()
+            return ended
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Transfer, "wait", restarted)
+            notify = TransferNotify("name", "of the first")
+            assert mine.engine.transfer_sync(other.session, mine.address, other.address, 9, Write, notify) == -1
+        second, notify = mine.others[-1], TransferNotify("second")
+        assert mine.engine.transfer_sync(other.session, mine.address, second.address, 9, Write, notify) == 0
+        assert second.ask("until(lambda: [one.name for one in engine.get_notifies()])") == ["second"]
 
 
 def test_an_engine_reaches_itself(both: tuple[Mine, Other]) -> None:

@@ -25,7 +25,7 @@ class Transfer:
 
     def __init__(self, session: Session | None, seconds: float) -> None:
         """``session``: None for a transfer that could not be posted, or has no byte. ``seconds``: how long it may take."""
-        self._session = session
+        self.session = session
         self._until = time.monotonic() + seconds
         self._works: list[Work] = []
         self._opcode = TransferOpcode.Read
@@ -33,7 +33,7 @@ class Transfer:
 
     def post(self, local: Registrations, opcode: TransferOpcode, here: Any, there: Any, lengths: Any) -> None:
         """Starts it: ``here`` and ``there`` are arrays of addresses. Raises HmcError where nothing was posted."""
-        session = self._session
+        session = self.session
         assert session is not None
         self._opcode = opcode
         post = self._post_one if len(lengths) == 1 else self._post_batches
@@ -95,13 +95,13 @@ class Transfer:
         failure = self._failure or next((error for error in (work.error() for work in self._works) if error is not None), None)
         if failure is None:
             return DONE
-        name = "an engine" if self._session is None else f"engine {self._session.name}"
+        name = "an engine" if self.session is None else f"engine {self.session.name}"
         logger.error("a transfer with %s failed: %s", name, failure)
         return FAILED
 
     def _stop(self) -> None:
         """Cancels what can still be stopped, and says what cannot."""
-        assert self._session is not None
+        assert self.session is not None
         late = [work for work in self._works if not work.done and not work._withdraw()]
         after = ""
         if late and self._opcode == TransferOpcode.Read:
@@ -109,5 +109,5 @@ class Transfer:
         elif late:
             after = "; its bytes may still be written at the engine"
         logger.error(
-            "a transfer with engine %s has not ended in time%s; MC_TRANSFER_TIMEOUT sets the seconds", self._session.name, after
+            "a transfer with engine %s has not ended in time%s; MC_TRANSFER_TIMEOUT sets the seconds", self.session.name, after
         )

@@ -87,10 +87,11 @@ class SyncCalls(EngineBase):
         if notify is not None and not isinstance(notify, TransferNotify):
             raise TypeError(f"notify is a TransferNotify or None, not {type(notify).__name__}")
         endpoint = self._ready()
-        if self._post(endpoint, target, here, there, lengths, opcode, hint).wait() != DONE:
+        transfer = self._post(endpoint, target, here, there, lengths, opcode, hint)
+        if transfer.wait() != DONE:
             return INVALID_ARGUMENT
-        if notify is not None:
-            endpoint.notify(endpoint.session(target), notify)
+        if notify is not None:  # not to a successor by that name, which has not got the bytes
+            endpoint.notify(transfer.session or endpoint.session(target), notify)
         return 0
 
     def _post(self, endpoint: Endpoint, target: str, here: Any, there: Any, lengths: Any, opcode: Any, hint: str) -> Transfer:
