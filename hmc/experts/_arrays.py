@@ -132,7 +132,7 @@ def _source_of(array: Any, row_bytes: int, behind: list[_core.StreamMark]) -> _S
     if is_torch(array):
         if not array.is_cpu:
             return (_core.Memory.from_array(bare(array)), behind) if behind else marked(array)
-        return _core.Memory.from_array(array.reshape(-1).view(sys.modules["torch"].uint8).numpy()), []
+        return _core.Memory.from_array(array.reshape(-1).view(sys.modules["torch"].uint8)), []
     if isinstance(array, np.ndarray):
         return _core.Memory.from_array(np.ascontiguousarray(array).view(np.uint8).reshape(-1, row_bytes)), []
     if not isinstance(array, tensors.Tensor):
@@ -201,7 +201,7 @@ class _Torch:
         torch = sys.modules["torch"]
         made = torch.empty((rows, columns), dtype=_dtypes.torch_type(dtype), device=self._device)
         if made.is_cpu:
-            return Fresh(made, _core.Memory.from_array(made.reshape(-1).view(torch.uint8).numpy()), [])
+            return Fresh(made, _core.Memory.from_array(made.reshape(-1).view(torch.uint8)), [])
         return Fresh(made, *marked(made))
 
 

@@ -156,7 +156,11 @@ def _numpy_of(array: Any) -> NDArray[Any]:
     if is_torch(array):
         check_storage(array)
         bare = array.detach().cpu()
-        found: NDArray[Any] = (bare.float() if _dtypes.name_of(bare.dtype) == "bfloat16" else bare).numpy()
+        if _dtypes.name_of(bare.dtype) == "bfloat16":
+            bare = bare.float()
+        elif array.is_cpu:  # NumPy's array of the caller's own would forbid for good that its storage is resized
+            bare = bare.clone()
+        found: NDArray[Any] = bare.numpy()
         return found
     if not isinstance(array, tensors.Tensor):
         return np.asarray(array)

@@ -307,7 +307,7 @@ def test_torch_tensors(run_experts: Callable[..., str]) -> None:
         refused(hmc.InvalidArgumentError, ep.dispatch, torch.zeros(1, 40), torch.zeros(1, 1).bfloat16(), torch.ones(1, 1))
         for number, tokens in enumerate((9, 7, 0, 3)):
             x = torch.from_numpy(rows((number, comm.rank), tokens, 40)).bfloat16().requires_grad_()
-            ids, weights = (torch.from_numpy(part) for part in routing((number, comm.rank), tokens, 4, 6))
+            ids, weights = (torch.tensor(part) for part in routing((number, comm.rank), tokens, 4, 6))
             x2, handle = ep.dispatch(x, ids.long(), weights.bfloat16() if number % 2 else weights, timeout=20)
             assert x2.dtype == torch.bfloat16 and x2.device.type == "cpu"
             results = ep.results(handle)
@@ -316,6 +316,7 @@ def test_torch_tensors(run_experts: Callable[..., str]) -> None:
             assert y.dtype == torch.bfloat16
             total = torch.where(ids >= 0, weights, 0).sum(1, keepdim=True) * x.detach().float()
             assert torch.equal(y, total.bfloat16())
+            assert all(part.untyped_storage().resizable() for part in (x, ids, weights, y))
         ep.close()
     print("done")
     """

@@ -167,7 +167,7 @@ def test_arrays_against_numpy(run_job: Callable[..., str], ranks: int) -> None:
     run_job(ARRAYS, ranks=ranks, timeout=110)
 
 
-def test_tensors_and_asyncio(run_job: Callable[..., str]) -> None:
+def test_torch_tensors_and_asyncio(run_job: Callable[..., str]) -> None:
     pytest.importorskip("torch")
     run_job(TORCH, timeout=110)
 
