@@ -362,6 +362,7 @@ TEST(Members, ARefusedCallEndsThatOfTheOtherMember) {
     HMC_ASSERT_OK(earlier.status());
     HMC_ASSERT_OK(later.status());
     static_cast<void>(later->cancel());  // by messages it may end a little later
+    EXPECT_EQ(later->wait(soon()).code(), Code::cancelled);
     EXPECT_FALSE(earlier->done());
     EXPECT_EQ(second.all_reduce(view(c), view(c), reduction, soon()).code(), Code::cancelled);
     const Status ended = earlier->wait(soon());
