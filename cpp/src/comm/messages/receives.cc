@@ -27,6 +27,34 @@ Status copy_in(const MemoryView& view, ByteSpan payload) {
                        {const_cast<std::byte*>(payload.data()), payload.size(), Device::cpu()});
 }
 
+namespace {
+
+// True: the message is of another call than its receive, which ends so. The sender did nothing that is to end its send.
+bool of_another_call(const CallWatchers& watchers, Lane& lane, ReceiveOperation& receive, const Head& head) {
+  if (!different_calls(receive.call, head.call)) return false;
+  receive.stage = Stage::matched;  // cancelling it has nothing left to withdraw
+  watchers.tell(*lane.owner(), head);
+  receive.complete(Status(Code::invalid_argument, "the message is of another call than its receive; nothing was written"));
+  return true;
+}
+
+// An eager message for `receive`; later if a stream still uses the memory.
+void take_eager(Rendezvous& rendezvous, Lane& lane, const std::shared_ptr<ReceiveOperation>& receive, const Head& head,
+                ByteSpan payload) {
+  if (!receive->after) return receive->complete(copy_in(receive->view, payload));
+  receive->accepted();
+  receive->peer = lane.owner();
+  receive->stage = Stage::matched;
+  auto message = std::make_unique<Unexpected>();
+  message->lane = &lane;
+  message->head = head;
+  message->payload.assign(payload.begin(), payload.end());
+  message->arrival = receive->arrival;
+  rendezvous.start(lane, {receive, std::move(message)});
+}
+
+}  // namespace
+
 Receives::Receives(MessengerImpl& messenger, ContextState& context, Lanes& lanes, Rendezvous& rendezvous)
     : messenger_(messenger), context_(context), lanes_(lanes), rendezvous_(rendezvous), matcher_([this](const Address& from) {
         return from.envelope.scope == 0 || context_.scopes().has(from.envelope.scope, from.envelope.src, *from.peer);
@@ -65,10 +93,10 @@ Result<std::shared_ptr<WorkState>> Receives::post(const Target& from, std::int64
     lanes_.unstashed(*message);
     if (message->announce != nullptr) {
       accept(receive, *message);
-    } else if (!of_another_call(*message->lane, *receive, message->head)) {
+    } else if (!of_another_call(watchers_, *message->lane, *receive, message->head)) {
       receive->deliver(message->head, message->payload.size());
       receive->arrival = message->arrival;
-      take_eager(*message->lane, receive, message->head, message->payload);
+      take_eager(rendezvous_, *message->lane, receive, message->head, message->payload);
     }
   }
   return std::shared_ptr<WorkState>(std::move(receive));
@@ -161,14 +189,6 @@ void Receives::stash(const PeerState& peer, std::unique_ptr<Unexpected> message)
   if (head.call != 0) watchers_.tell(peer, head);
 }
 
-bool Receives::of_another_call(Lane& lane, ReceiveOperation& receive, const Head& head) {
-  if (!different_calls(receive.call, head.call)) return false;
-  receive.stage = Stage::matched;  // cancelling it has nothing left to withdraw
-  watchers_.tell(*lane.owner(), head);
-  receive.complete(Status(Code::invalid_argument, "the message is of another call than its receive; nothing was written"));
-  return true;
-}
-
 void Receives::watch_calls(std::uint32_t scope, CallWatcher* watcher) {
   watchers_.set(scope, watcher);
   if (watcher == nullptr) return;
@@ -176,19 +196,6 @@ void Receives::watch_calls(std::uint32_t scope, CallWatcher* watcher) {
     const auto owner = from.envelope.scope == scope && message->head.call != 0 ? message->lane->owner() : nullptr;
     if (owner != nullptr) watchers_.tell(*owner, message->head);
   });
-}
-
-void Receives::take_eager(Lane& lane, const std::shared_ptr<ReceiveOperation>& receive, const Head& head, ByteSpan payload) {
-  if (!receive->after) return receive->complete(copy_in(receive->view, payload));
-  receive->accepted();
-  receive->peer = lane.owner();
-  receive->stage = Stage::matched;
-  auto message = std::make_unique<Unexpected>();
-  message->lane = &lane;
-  message->head = head;
-  message->payload.assign(payload.begin(), payload.end());
-  message->arrival = receive->arrival;
-  rendezvous_.start(lane, {receive, std::move(message)});
 }
 
 bool Receives::meet_eager(PeerState& peer, Lane& lane, const Head& head, ByteSpan payload) {
@@ -200,10 +207,10 @@ bool Receives::meet_eager(PeerState& peer, Lane& lane, const Head& head, ByteSpa
   }
   const auto receive = matcher_.match_message(from, head.tag);
   if (receive == nullptr) return false;
-  if (of_another_call(lane, *receive, head)) return true;
+  if (of_another_call(watchers_, lane, *receive, head)) return true;
   receive->deliver(head, payload.size());
   receive->arrival = matcher_.unexpected().arrival();
-  take_eager(lane, receive, head, payload);
+  take_eager(rendezvous_, lane, receive, head, payload);
   return true;
 }
 
@@ -230,7 +237,8 @@ void Receives::accept(const std::shared_ptr<ReceiveOperation>& receive, Unexpect
   receive->stage = Stage::matched;
   receive->peer_op = announce.sender_op;
   receive->arrival = message.arrival;
-  if (of_another_call(*message.lane, *receive, message.head)) return rendezvous_.finish(*receive->peer, announce.sender_op, {});
+  if (of_another_call(watchers_, *message.lane, *receive, message.head))
+    return rendezvous_.finish(*receive->peer, announce.sender_op, {});
   receive->deliver(message.head, announce.bytes);
   if (announce.bytes > receive->view.bytes) {
     rendezvous_.finish(*receive->peer, announce.sender_op, {});  // the sender did nothing wrong

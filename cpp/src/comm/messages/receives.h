@@ -70,11 +70,7 @@ class Receives {
   [[nodiscard]] bool meet(PeerState& peer, Unexpected& message);
   [[nodiscard]] bool meet_eager(PeerState& peer, Lane& lane, const Head& head, ByteSpan payload);
   void accept(const std::shared_ptr<ReceiveOperation>& receive, Unexpected& message);
-  // An eager message for `receive`; later if a stream still uses the memory.
-  void take_eager(Lane& lane, const std::shared_ptr<ReceiveOperation>& receive, const Head& head, ByteSpan payload);
   void stash(const PeerState& peer, std::unique_ptr<Unexpected> message);
-  // True: the message is of another call than its receive, which ends so. The sender did nothing that is to end its send.
-  bool of_another_call(Lane& lane, ReceiveOperation& receive, const Head& head);
   void end_direct(Status status);
   // The last message of the peer in that scope has arrived.
   void on_left(PeerState& peer, Lane& lane, std::uint32_t scope);
