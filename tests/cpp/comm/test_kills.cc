@@ -65,11 +65,15 @@ TEST(Role, DISABLED_victim) {
   }
 }
 
-// Shared memory with a name that no process maps: what a dead process left behind. Other programs may come and go meanwhile.
+// Shared memory of HMC or UCX with a name that no process maps: what a dead process left behind. Those of other programs come and
+// go, mapped or not.
 std::set<std::string> abandoned_shared_memory() {
   std::set<std::string> names;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", error)) names.insert(entry.path());
+  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm", error)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("hmc") || name.starts_with("ucx")) names.insert(entry.path());
+  }
   if (names.empty()) return names;
   for (const auto& process : std::filesystem::directory_iterator("/proc", error)) {
     std::ifstream maps(process.path() / "maps");  // none: not a process, or it has ended
@@ -107,7 +111,7 @@ class Kills : public ::testing::TestWithParam<std::string> {
     const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
     while (open_descriptors() != descriptors_ && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
     EXPECT_EQ(open_descriptors(), descriptors_);
-    auto left = newly_abandoned();  // another program may have made a name that it has not mapped yet
+    auto left = newly_abandoned();  // another test may have made a name that it has not mapped yet
     while (!left.empty() && std::chrono::steady_clock::now() < give_up) {
       std::this_thread::yield();
       left = newly_abandoned();
