@@ -84,17 +84,9 @@ void expect_sums(const Communicator& comm, std::size_t count) {
 
 class Measure : public ::testing::Test {
  protected:
-  void SetUp() override {
-    std::string folder = (std::filesystem::temp_directory_path() / "hmc-cache-XXXXXX").string();
-    ASSERT_NE(mkdtemp(folder.data()), nullptr);
-    folder_ = folder;
-    setenv("HMC_CACHE", folder.c_str(), 1);
-  }
-  void TearDown() override {
-    unsetenv("HMC_CACHE");
-    std::filesystem::remove_all(folder_);
-  }
-  std::filesystem::path folder_;
+  void SetUp() override { setenv("HMC_CACHE", folder_.path().c_str(), 1); }
+  void TearDown() override { unsetenv("HMC_CACHE"); }
+  testing::TemporaryFolder folder_;
 };
 
 TEST_F(Measure, EveryRankPlansWithTheSameFigures) {
@@ -189,7 +181,7 @@ TEST_F(Measure, ADamagedCacheIsMeasuredAgain) {
       ASSERT_TRUE(comm.barrier(soon()).ok());
     });
     std::size_t files = 0;
-    for (const auto& entry : std::filesystem::directory_iterator(folder_)) {
+    for (const auto& entry : std::filesystem::directory_iterator(folder_.path())) {
       ++files;
       if (last) continue;
       std::filesystem::resize_file(entry.path(), std::filesystem::file_size(entry.path()) - 7);

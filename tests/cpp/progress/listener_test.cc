@@ -14,12 +14,12 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
-#include <filesystem>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "hmc/deadline.h"
+#include "testing.h"
 
 namespace hmc {
 namespace {
@@ -38,10 +38,7 @@ bool ready(int fd, short events, int milliseconds = 60'000) {
 class ListenerTest : public ::testing::TestWithParam<Progress> {
  protected:
   void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "hmc-listener-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    runtime_ = name;
-    setenv("XDG_RUNTIME_DIR", name.c_str(), 1);
+    setenv("XDG_RUNTIME_DIR", runtime_.path().c_str(), 1);
     engine_ = Engine::create(GetParam()).value();
     const auto lock = engine_->lock();
     listener_ = Listener::create(engine_).value();
@@ -57,7 +54,6 @@ class ListenerTest : public ::testing::TestWithParam<Progress> {
     }
     engine_->stop();
     unsetenv("XDG_RUNTIME_DIR");
-    std::filesystem::remove_all(runtime_);
   }
 
   void route(const Magic& magic, std::vector<AcceptedSocket>& to) {
@@ -104,7 +100,7 @@ class ListenerTest : public ::testing::TestWithParam<Progress> {
     engine_->drive(Deadline::after_seconds(seconds), [] { return false; });
   }
 
-  std::filesystem::path runtime_;
+  testing::TemporaryFolder runtime_;
   std::shared_ptr<Engine> engine_;
   std::unique_ptr<Listener> listener_;
   std::vector<AcceptedSocket> control_;
@@ -116,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(Modes, ListenerTest, ::testing::Values(Progress::backgr
 
 TEST_P(ListenerTest, RoutesByMagicAndLeavesTheRestUnread) {
   const std::string address = listen("unix");
-  EXPECT_EQ(address.rfind("unix:" + runtime_.string() + "/hmc/", 0), 0U) << address;
+  EXPECT_EQ(address.rfind("unix:" + runtime_.path().string() + "/hmc/", 0), 0U) << address;
   {
     const auto lock = engine_->lock();
     route(data_magic, data_);

@@ -15,6 +15,7 @@
 
 #include "hmc/deadline.h"
 #include "progress/listener.h"
+#include "testing.h"
 
 namespace hmc {
 namespace {
@@ -22,10 +23,7 @@ namespace {
 class SocketFilesTest : public ::testing::TestWithParam<Progress> {
  protected:
   void SetUp() override {
-    std::string name = (std::filesystem::temp_directory_path() / "hmc-sockets-XXXXXX").string();
-    ASSERT_NE(mkdtemp(name.data()), nullptr);
-    runtime_ = name;
-    setenv("XDG_RUNTIME_DIR", name.c_str(), 1);
+    setenv("XDG_RUNTIME_DIR", runtime_.path().c_str(), 1);
     engine_ = Engine::create(GetParam()).value();
     const auto lock = engine_->lock();
     listener_ = Listener::create(engine_).value();
@@ -38,7 +36,6 @@ class SocketFilesTest : public ::testing::TestWithParam<Progress> {
     }
     engine_->stop();
     unsetenv("XDG_RUNTIME_DIR");
-    std::filesystem::remove_all(runtime_);
   }
 
   std::string listen(std::string_view address) {
@@ -48,7 +45,7 @@ class SocketFilesTest : public ::testing::TestWithParam<Progress> {
     return result.ok() ? result.value() : "";
   }
 
-  std::filesystem::path runtime_;
+  testing::TemporaryFolder runtime_;
   std::shared_ptr<Engine> engine_;
   std::unique_ptr<Listener> listener_;
 };
@@ -71,7 +68,7 @@ TEST_P(SocketFilesTest, OneGoesWithItsListenerAndIsPrivate) {
 
 // Another listener finds the socket dead, or bound and not listening yet: one alone may have the path.
 TEST_P(SocketFilesTest, OneOfTwoListenersReplacesADeadSocket) {
-  const std::string path = (runtime_ / "meet").string();
+  const std::string path = (runtime_.path() / "meet").string();
   const auto other_engine = Engine::create(GetParam()).value();
   const auto listens = [&path](const std::shared_ptr<Engine>& engine, std::unique_ptr<Listener>& into) {
     const auto lock = engine->lock();
@@ -103,7 +100,7 @@ TEST_P(SocketFilesTest, OneOfTwoListenersReplacesADeadSocket) {
     others.reset();
     if (HasFailure()) break;
   }
-  EXPECT_TRUE(std::filesystem::is_empty(runtime_));
+  EXPECT_TRUE(std::filesystem::is_empty(runtime_.path()));
   other_engine->stop();
 }
 
