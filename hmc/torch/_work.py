@@ -193,8 +193,7 @@ Block = dict[HmcWork, None]
 class ReceiveWork(HmcWork):
     """A receive. One of a message that does not fill its tensor fails; the tensor then begins with the message.
 
-    At the group's timeout ``wait()`` and the future withdraw it: nobody waits for it any more, and a later message is the next
-    receive's.
+    At the group's timeout ``wait()`` and the future cancel it, so that a message that comes later goes to the next receive.
     """
 
     asked: tuple[int, int]  # rank and tag

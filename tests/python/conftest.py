@@ -40,7 +40,7 @@ def hosts() -> Iterator[Hosts]:
 
 @pytest.fixture
 def run_job(tmp_path: Path) -> Callable[..., str]:
-    """Runs a script in a folder of its own as a job of N processes by `hmc run`; fails the test with everything they printed."""
+    """Runs a script as a job of N processes by `hmc run`, in a new folder. A failure fails the test, with all the output."""
 
     def run(source: str, ranks: int = 2, timeout: float = 60, expect: int = 0, environment: dict[str, str] | None = None) -> str:
         script = tmp_path / "job.py"
@@ -71,7 +71,7 @@ def run_job(tmp_path: Path) -> Callable[..., str]:
 
 @pytest.fixture
 def run_script(tmp_path: Path) -> Callable[..., str]:
-    """Runs a script in a folder of its own with these variables more (None: without); fails the test with all that it printed."""
+    """Runs a script in a new folder, with these variables (None: unset). A failure fails the test, with all the output."""
 
     def run(source: str, environment: dict[str, str | None]) -> str:
         import os

@@ -349,7 +349,8 @@ TEST(Members, ExchangeAndNotifyReachTheRightMember) {
   });
 }
 
-// A rank that is refused an earlier call than the one that failed ends it: on the other ranks of its own process too.
+// A collective that failed refuses an earlier one to a rank that had not called that yet. The refusal ends the earlier one on all
+// ranks, those of the same process included.
 TEST(Members, ARefusedCallEndsThatOfTheOtherMember) {
   run_job(1, [](const Process& process) {
     InitOptions options = process.options();
