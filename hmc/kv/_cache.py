@@ -63,6 +63,11 @@ class _Images:
         self._lock = threading.Lock()
         self._spare: list[Memory] = []
 
+    def close(self) -> None:
+        """None is taken any more."""
+        with self._lock:
+            self._spare.clear()
+
     @contextmanager
     def taken(self, nbytes: int) -> Iterator[Memory]:
         with self._lock:
@@ -111,6 +116,8 @@ class Cache:
         if len(self._arrays) != layout.buffers:
             raise InvalidArgumentError(f"{len(self._arrays)} arrays; the layout {layout} has {layout.buffers}")
         self.buffers: list[ConnBuffer] = []
+        self._memories: list[Memory] = []
+        self._images: _Images | None = None
         try:
             for array in self._arrays:
                 self.buffers.append(array if isinstance(array, ConnBuffer) else ctx.register(array, access=access))
@@ -124,14 +131,19 @@ class Cache:
         devices = {buffer.device for buffer in self.buffers}
         self.on_cpu = devices == {"cpu"}
         self.devices = sorted(devices)
-        self._memories = [buffer.memory for buffer in self.buffers]
-        self._images = _Images(self.devices[0]) if len(devices) == 1 and not self.on_cpu else None
+        self._memories.extend(buffer.memory for buffer in self.buffers)
+        if len(devices) == 1 and not self.on_cpu:
+            self._images = _Images(self.devices[0])
 
     def close(self, deadline: Deadline) -> None:
-        """Ends the registrations that the pool has made."""
+        """Ends the registrations that the pool has made. Then it has no array: a closed pool may live on."""
         for array, buffer in zip(self._arrays, self.buffers, strict=False):
             if buffer is not array:
                 buffer.close(deadline.left())
+        for kept in (self._arrays, self._memories, self.buffers):
+            kept.clear()
+        if self._images is not None:
+            self._images.close()
 
     # ---- streams ----
 

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import random
 import threading
 import time
+import weakref
 from typing import Any
 
 import numpy as np
 import pytest
 from device_arrays import here
-from kv_sides import PAIRS, Side, expected, same
+from kv_sides import PAIRS, PLAIN, Side, expected, same
+from patterns import pattern
 
 import hmc
-from hmc import layout
+from hmc import kv, layout
 from hmc._deadline import Deadline
 
 
@@ -313,3 +316,23 @@ def test_layers_with_other_scales_are_converted_among_those_that_are_not(kv_pair
             push.ready(layer, timeout=20)
     inbox.wait(20)
     same(b, wanted)
+
+
+def test_a_closed_pool_keeps_no_cache() -> None:
+    """Without the garbage collector, and while somebody still has the pool."""
+    with hmc.Context() as ctx:
+        array = pattern(layout.Layout(PLAIN).buffer_bytes, 3)
+        owner = weakref.ref(array)
+        pool = kv.Pool(ctx, array, PLAIN)
+        gc.disable()
+        try:
+            del array
+            assert owner() is not None
+            pool.close()
+            until = time.monotonic() + 20
+            while owner() is not None and time.monotonic() < until:  # the Context's thread lets go of it
+                time.sleep(0.001)
+            assert owner() is None
+        finally:
+            gc.enable()
+        pool.close()
