@@ -73,7 +73,8 @@ def reduction(tensor: torch.Tensor, opts: Any) -> tuple[str, Any, str | None]:
     op = _OPERATIONS.get(asked.value)
     kind = tensor.dtype
     if op is None and asked == dist.ReduceOp.PREMUL_SUM:
-        op, factor = "premul_sum", opts.reduceOp.factor
+        # torch 2.12 has no `factor`.
+        op, factor = "premul_sum", opts.reduceOp.__getstate__()[1]
         if isinstance(factor, torch.Tensor):
             factor = factor.item()
     if kind.is_complex:
