@@ -90,6 +90,8 @@ def _interrupted_at(step: int, run: Callable[[], None]) -> bool:
         return trace
 
     before = sys.gettrace()
+    # Python 3.12 looks whether any frame asked for its opcodes when tracing starts, and not afterwards.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
         run()

@@ -38,6 +38,15 @@ def hosts() -> Iterator[Hosts]:
         two.close()
 
 
+def finished(command: list[str], *, timeout: float, cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    """The command, ended. One that does not end in time fails the test, with all that it printed."""
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=cwd, env=env)
+    except subprocess.TimeoutExpired as late:
+        printed = b"".join(text for text in (late.stdout, late.stderr) if isinstance(text, bytes))
+        pytest.fail(f"{late}:\n{printed.decode(errors='replace')}", pytrace=False)
+
+
 @pytest.fixture
 def run_job(tmp_path: Path) -> Callable[..., str]:
     """Runs a script as a job of N processes by `hmc run`, in a new folder. A failure fails the test, with all the output."""
@@ -45,24 +54,14 @@ def run_job(tmp_path: Path) -> Callable[..., str]:
     def run(source: str, ranks: int = 2, timeout: float = 60, expect: int = 0, environment: dict[str, str] | None = None) -> str:
         script = tmp_path / "job.py"
         prelude = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\nfrom patterns import pattern\n"
-        prelude += f"import faulthandler; faulthandler.dump_traceback_later({0.9 * timeout})\n"
+        prelude += f"import faulthandler; faulthandler.enable(); faulthandler.dump_traceback_later({0.9 * timeout})\n"
         # What runs in the background of a shell is started with Ctrl-C ignored, and hands that on.
         prelude += "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         script.write_text(prelude + "import numpy as np\nimport hmc\n" + textwrap.dedent(source))
         # Where a rank is to fail, the others have the time of the job to end by themselves, not the five seconds of a user's job.
         grace = ["--grace", str(timeout)] if expect else []
-        try:
-            result = subprocess.run(
-                [*HMC, "run", "-n", str(ranks), *grace, str(script)],
-                capture_output=True,
-                text=True,
-                timeout=timeout,
-                cwd=tmp_path,
-                env={**os.environ, **(environment or {})},
-            )
-        except subprocess.TimeoutExpired as late:
-            printed = b"".join(text for text in (late.stdout, late.stderr) if isinstance(text, bytes))
-            pytest.fail(f"{late}:\n{printed.decode(errors='replace')}", pytrace=False)
+        command = [*HMC, "run", "-n", str(ranks), *grace, str(script)]
+        result = finished(command, timeout=timeout, cwd=tmp_path, env={**os.environ, **(environment or {})})
         assert (result.returncode == 0) == (expect == 0), result.stdout + result.stderr
         return result.stdout
 
@@ -74,13 +73,12 @@ def run_script(tmp_path: Path) -> Callable[..., str]:
     """Runs a script in a new folder, with these variables (None: unset). A failure fails the test, with all the output."""
 
     def run(source: str, environment: dict[str, str | None]) -> str:
-        import os
-
         script = tmp_path / "script.py"
         prelude = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        prelude += "import faulthandler; faulthandler.enable(); faulthandler.dump_traceback_later(54)\n"
         script.write_text(prelude + "import numpy as np\nimport hmc\nfrom patterns import pattern\n" + textwrap.dedent(source))
         merged = {name: value for name, value in {**os.environ, **environment}.items() if value is not None}
-        result = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60, cwd=tmp_path, env=merged)
+        result = finished([sys.executable, str(script)], timeout=60, cwd=tmp_path, env=merged)
         assert result.returncode == 0, result.stdout + result.stderr
         return result.stdout
 

@@ -144,6 +144,9 @@ with connected(PLAIN, layout, (vendor + ":0", "cpu")) as (a, b, to_a, to_b):
     move.wait(20)
     inbox.wait(20)
     same(b, expected(a, blocks, b, theirs, 64))
+# Freeing memory waits for the device, whose stream waits for this thread: no garbage may be left to the collector below.
+del a, b, to_a, to_b, lease, inbox, push, move, transfer
+import gc; gc.collect()
 with connected(layout, PLAIN, ("cpu", vendor + ":0")) as (a, b, to_a, to_b):
     # Pages are written when what is queued before pull() and receive() is over: here it writes them too.
     address = b.arrays[0].memory.address
