@@ -1,6 +1,7 @@
 // Simulated HIP: modules, kernels and the run-time compiler, which ROCm had in the same library until 6.
 #include <cstring>
 #include <string>
+#include <thread>
 
 #include "abi.h"
 #include "kernels.h"
@@ -25,6 +26,22 @@ struct Program {
   std::string code;
   std::string log;
 };
+
+// As the real compiler does, this one makes at its first program what it compiles with, and has nothing after the process's end.
+class Grammar {
+ public:
+  ~Grammar() { keyword_ = nullptr; }
+  [[nodiscard]] bool accepts(const std::string& source) const { return source.find(*keyword_) != std::string::npos; }
+
+ private:
+  const std::string word_ = "__global__";
+  const std::string* keyword_ = &word_;
+};
+
+const Grammar& grammar() {
+  static const Grammar only;
+  return only;
+}
 
 int give(const std::string& text, char* to) {
   std::memcpy(to, text.c_str(), text.size() + 1);
@@ -70,10 +87,12 @@ HMC_SIM_EXPORT int hiprtcCreateProgram(Program** program, const char* source, co
   return 0;
 }
 
-// Compiles what names a kernel; the code is the source.
+// Compiles what names a kernel; the code is the source. It takes as long as an operation of a stream.
 HMC_SIM_EXPORT int hiprtcCompileProgram(Program* program, int /*options*/, const char** /*texts*/) {
   HMC_SIM_ENTER_MODULE;
-  if (program->source.find("__global__") == std::string::npos) {
+  const Grammar& rules = grammar();
+  std::this_thread::sleep_for(sim::delay());
+  if (!rules.accepts(program->source)) {
     program->log = "error: no kernel\n";
     return compilation_failed;
   }

@@ -24,11 +24,6 @@ Streams& streams() {
   return instance;
 }
 
-std::chrono::microseconds delay() {
-  static const std::chrono::microseconds value(static_cast<std::int64_t>(environment_number("HMC_SIM_DELAY_US", 0)));
-  return value;
-}
-
 std::vector<StreamRef> all_streams() {
   Streams& all = streams();
   const std::lock_guard lock(all.mutex);
@@ -39,6 +34,11 @@ std::vector<StreamRef> all_streams() {
 }
 
 }  // namespace
+
+std::chrono::microseconds delay() {
+  static const std::chrono::microseconds value(static_cast<std::int64_t>(environment_number("HMC_SIM_DELAY_US", 0)));
+  return value;
+}
 
 Error Ticket::query() const { return stream ? stream->query(number) : Error::ok; }
 Error Ticket::wait() const { return stream ? stream->wait(number) : Error::ok; }

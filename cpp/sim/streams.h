@@ -2,6 +2,7 @@
 // work.
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
@@ -17,6 +18,9 @@ namespace hmc::sim {
 
 class Stream;
 using StreamRef = std::shared_ptr<Stream>;
+
+// HMC_SIM_DELAY_US.
+std::chrono::microseconds delay();
 
 // A point in a stream's work: all that was submitted up to then.
 struct Ticket {

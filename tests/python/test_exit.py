@@ -79,6 +79,12 @@ def recv():
 daemon(send); daemon(recv)
 """,
     "memory made and freed": "def loop():\n  while True: hmc.Memory(4 << 20)\ndaemon(loop); time.sleep(0.1)",
+    "a kernel that is being compiled": """
+import hmc.testing
+os.environ.update(hmc.testing.environment(), HMC_SIM_DELAY_US="400000")
+source, target = hmc.Memory(1 << 16, "rocm:0"), hmc.Memory(1 << 16, "rocm:0")
+daemon(lambda: target.copy_blocks_from(source, [0, 4096], [8192, 0], 4096))
+""",
     "global context with on_left": "pair(on_joined=lambda peer: None, on_left=lambda peer, error: None)",
     "global context whose peer left": "pair(on_left=lambda peer, error: None); b.close(); del b, ba",
     "callbacks still queued": """

@@ -9,10 +9,11 @@
 namespace hmc {
 
 std::unique_ptr<std::thread> start_thread(const char* name, std::function<void()> body) {
-  sigset_t every;
+  sigset_t blocked;
   sigset_t before;
-  sigfillset(&every);
-  pthread_sigmask(SIG_SETMASK, &every, &before);  // the new thread inherits it
+  sigfillset(&blocked);
+  for (const int fault : {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP}) sigdelset(&blocked, fault);
+  pthread_sigmask(SIG_SETMASK, &blocked, &before);  // the new thread inherits it
   std::unique_ptr<std::thread> thread;
   try {
     thread = std::make_unique<std::thread>(std::move(body));

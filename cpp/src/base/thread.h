@@ -1,4 +1,5 @@
-// Threads of HMC: named, with every signal blocked so that the application's handlers run on the application's threads.
+// Threads of HMC: named, with signals blocked so that the application's handlers run on the application's threads. A thread's own
+// faults are not: the system would end the process without the application's handler, which prints where it was.
 #pragma once
 
 #include <functional>

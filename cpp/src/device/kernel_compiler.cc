@@ -1,5 +1,7 @@
 #include "device/kernel_compiler.h"
 
+#include <unistd.h>
+
 #include <map>
 #include <memory>
 #include <utility>
@@ -14,18 +16,11 @@ namespace {
 // Threads that compile. At the end of the process they are waited for: the compiler does not survive its own static objects.
 class Builders {
  public:
-  ~Builders() {
-    for (auto& [number, thread] : threads_) {
-      if (epoch_ == fork_epoch()) {
-        thread->join();
-      } else {
-        static_cast<void>(thread.release());  // it exists in the parent only
-      }
-    }
-  }
-  // The thread's number; 0: the system gives no thread.
+  ~Builders() { end(); }
+  // The thread's number; 0: the system gives no thread, or the process ends.
   std::uint64_t start(std::function<void()> function) {
     const std::scoped_lock lock(mutex_);
+    if (ended_) return 0;
     auto thread = start_thread("hmc-compile", std::move(function));
     if (!thread) return 0;
     threads_.emplace(++last_, std::move(thread));
@@ -36,9 +31,24 @@ class Builders {
     const std::scoped_lock lock(mutex_);
     if (auto found = threads_.extract(number)) found.mapped()->join();
   }
+  // Waits for each; no further one starts.
+  void end() {
+    if (epoch_ != fork_epoch()) {
+      for (auto& [number, thread] : threads_) static_cast<void>(thread.release());  // it exists in the parent only
+      return;
+    }
+    std::map<std::uint64_t, std::unique_ptr<std::thread>> threads;
+    {
+      const std::scoped_lock lock(mutex_);
+      ended_ = true;
+      threads.swap(threads_);
+    }
+    for (auto& [number, thread] : threads) thread->join();
+  }
 
  private:
   std::mutex mutex_;
+  bool ended_ = false;
   std::uint64_t last_ = 0;
   std::map<std::uint64_t, std::unique_ptr<std::thread>> threads_;
   const std::uint32_t epoch_ = fork_epoch();
@@ -48,6 +58,17 @@ Builders& builders() {
   static Builders all;
   return all;
 }
+
+// A compiler makes some of its static objects at its first program, after builders() was made, and they are destroyed before it.
+// What is thread-local to the thread that ends the process is destroyed before all of them: to the main thread in most programs,
+// which has loaded HMC.
+struct EndOfMainThread {
+  ~EndOfMainThread() {
+    if (getpid() == gettid()) builders().end();
+  }
+};
+thread_local const EndOfMainThread end_of_main_thread;
+[[maybe_unused]] const auto* const made_on_loading = &end_of_main_thread;
 
 void refused(const KernelSource& source, int code, const std::string& text) {
   const std::string why = text.empty() ? std::string() : ": " + text.substr(0, text.find('\n'));

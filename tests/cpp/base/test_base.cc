@@ -1,4 +1,6 @@
 #include <fcntl.h>
+#include <pthread.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,6 +17,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "base/text.h"
+#include "base/thread.h"
 #include "base/wire.h"
 #include "hmc/deadline.h"
 #include "hmc/status.h"
@@ -35,6 +38,17 @@ TEST(Status, OkCostsNothingAndErrorsSayEverything) {
 
 TEST(Status, EveryCodeHasAName) {
   for (int code = 0; code <= static_cast<int>(Code::protocol); ++code) EXPECT_NE(to_string(static_cast<Code>(code)), "unknown");
+}
+
+TEST(Threads, FaultsReachTheApplicationsHandlers) {
+  sigset_t blocked;
+  sigemptyset(&blocked);
+  const auto thread = start_thread("faults", [&] { pthread_sigmask(SIG_SETMASK, nullptr, &blocked); });
+  ASSERT_NE(thread, nullptr);
+  thread->join();
+  for (const int fault : {SIGABRT, SIGBUS, SIGFPE, SIGILL, SIGSEGV, SIGSYS, SIGTRAP})
+    EXPECT_EQ(sigismember(&blocked, fault), 0) << fault;
+  for (const int other : {SIGINT, SIGTERM, SIGCHLD, SIGPROF, SIGUSR1}) EXPECT_EQ(sigismember(&blocked, other), 1) << other;
 }
 
 TEST(Status, ErrnoIsClassified) {
