@@ -75,6 +75,7 @@ void Calls::use(std::shared_ptr<Segment> segment) {
   stopped_devices_.assign(group_.size(), {});
   shots_.assign(group_.size(), {});
   group_.engine()->add(*this);
+  possible_.store(true);
 }
 
 void Calls::announce(std::uint32_t rank, std::uint64_t sequence, std::uint32_t call) {

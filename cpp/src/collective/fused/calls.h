@@ -5,6 +5,7 @@
 // memory that they map or by their vendor's library. Else all use messages.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -30,7 +31,7 @@ class Calls final : public Pollable {
 
   // Every rank is on this host and maps `segment`. Once, before the group's first collective. Engine lock not held.
   void use(std::shared_ptr<Segment> segment);
-  [[nodiscard]] bool possible() const noexcept { return segment_ != nullptr; }  // any thread
+  [[nodiscard]] bool possible() const noexcept { return possible_.load(); }  // any thread; use() may be under way on another
   [[nodiscard]] mapped::Devices& devices() noexcept { return devices_; }
   [[nodiscard]] native::Ranks& natives() noexcept { return natives_; }
 
@@ -90,6 +91,7 @@ class Calls final : public Pollable {
   mapped::Devices devices_;
   native::Ranks natives_;
   bool armed_ = false;
+  std::atomic<bool> possible_{false};  // there is a segment
 };
 
 }  // namespace fused
