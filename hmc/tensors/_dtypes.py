@@ -24,6 +24,7 @@ _TYPES: dict[str, tuple[int, int]] = {
     "float8_e5m2": (1, 12),
     "float8_e5m2fnuz": (1, 13),
 }
+NAMES = frozenset(_TYPES)
 _SHORT = {"bf16": "bfloat16", "f16": "float16", "f32": "float32", "f64": "float64", "half": "float16", "e4m3fn": "float8_e4m3fn"}
 # What name_of() has found. NumPy takes 5 us to write a type's name.
 _FOUND: dict[Any, str] = {}
@@ -46,7 +47,7 @@ def _find_name(dtype: Any) -> str:
         return _SHORT.get(text, text)
     try:
         found = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError, SyntaxError):  # NumPy evaluates texts
         found = None
     if found is None or found.name not in _TYPES or not found.isnative:
         raise InvalidArgumentError(f"element type {dtype!r}: pass one of {', '.join(_TYPES)}, in the byte order of this machine")

@@ -60,7 +60,9 @@ class Shard:
             raise ValueError(f"tensor {name}: a shard outside the tensor")
         if type(buffer) is not int or type(table) is not int or min(buffer, table) < -1:
             raise ValueError(f"tensor {name}: memory")
-        grid = Grid(lists[2], _dtypes.size_of(_dtypes.name_of(dtype)))
+        if dtype not in _dtypes.NAMES:  # NumPy would evaluate other texts
+            raise ValueError(f"tensor {name}: element type {dtype:.40}")
+        grid = Grid(lists[2], _dtypes.size_of(dtype))
         return Shard(name, dtype, lists[0], lists[1], lists[2], buffer, table, grid)
 
 
@@ -94,11 +96,11 @@ class Manifest:
             found = json.loads(data)
             version = found["hmc.weights"]
             if version != _VERSION:
-                raise ProtocolError(f"the publication is of version {version}, this is version {_VERSION}: use one release of HMC")
+                raise ProtocolError(f"the publication is of version {version!r:.40}, this is version {_VERSION}: use one release of HMC")
             arrays = [bytes.fromhex(one) for one in found["arrays"]]
             shards = [Shard.of(*one) for one in found["shards"]]
             if any(s.buffer >= len(arrays) or (s.buffer < 0) != (s.nbytes == 0) for s in shards):
                 raise ValueError("a shard without memory")
             return Manifest(shards, bytes.fromhex(found["state"]), bytes.fromhex(found["digests"]), arrays)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, UnsupportedError) as error:
-            raise ProtocolError(f"the peer's description of its weights is damaged: {error}") from None
+            raise ProtocolError(f"the peer's description of its weights is damaged: {error!s:.2000}") from None

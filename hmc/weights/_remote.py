@@ -86,8 +86,7 @@ class Source:
         fits = all(s.buffer < 0 or self.buffers[s.buffer].nbytes == s.nbytes for s in self.shards)
         if not fits or self._state.nbytes != STATE_BYTES or self._table.nbytes < 8 * entries:
             raise ProtocolError("the peer's memory is smaller than its description says")
-        if entries:  # all that is read of it
-            self._table = self._table[: 8 * entries]
+        self._table = self._table[: 8 * entries]  # all that is read of it
 
     @property
     def digested(self) -> bool:
@@ -106,6 +105,8 @@ class Source:
 
     def tables(self, finish: Callable[[Work], None]) -> Any:
         """Digests of all shards, one behind the other."""
+        if self._table.nbytes == 0:
+            return np.zeros(0, np.uint64)
         with scratch(self.ctx, self._table.nbytes) as buffer:
             finish(self.peer.get(buffer, self._table))
             return buffer.numpy(np.uint64).copy()

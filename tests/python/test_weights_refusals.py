@@ -69,6 +69,9 @@ def test_parts_that_cannot_be_are_refused() -> None:
             weights.part(array, *arguments)
     with pytest.raises(hmc.InvalidArgumentError, match="2 bytes"):
         weights.part(array, dtype="float32")
+    for text in ("(,)u2", "(99999999999,)u2"):
+        with pytest.raises(hmc.InvalidArgumentError, match="element type"):
+            weights.part(array, dtype=text)
     for axis, rank, size in ((2, 0, 1), (-3, 0, 1), (0, 1, 1), (0, -1, 2)):
         with pytest.raises(hmc.InvalidArgumentError, match="no such"):
             weights.shard(array, axis, rank, size)
@@ -85,6 +88,8 @@ def test_manifests_are_bounded() -> None:
     wrong = [
         text.replace('"x"', "3"),
         text.replace('"float32"', '"float3"'),
+        text.replace('"float32"', '"(,)f4"'),  # NumPy evaluates it
+        text.replace('"float32"', '"f4"'),
         text.replace("[2,4],0", "[2,4],1"),
         text.replace("[2,4],0", "[2,4],-1"),
         text.replace("[2,4],0", "[5,4],0"),
@@ -188,6 +193,8 @@ def test_no_more_of_a_table_is_read_than_its_digests(pair: Pair) -> None:
     hostile = Hostile(pair)
     source = hostile.look_up(digests=hostile.described(hostile.memory(64 << 20)))
     assert source.tables(hmc.Work.wait).nbytes == 8 * source.shards[0].grid.entries
+    source = hostile.look_up(digests=hostile.described(hostile.memory(64 << 20)), shards=[])
+    assert source.tables(hmc.Work.wait).nbytes == 0
 
 
 def test_shards_that_cut_a_target_into_too_many_boxes_are_refused(pair: Pair) -> None:
