@@ -29,6 +29,7 @@ _SAFETENSORS = {
     **{f"U{bits}": f"uint{bits}" for bits in (8, 16, 32, 64)},
 }
 _MAX_HEADER = 256 << 20
+_MAX_AXES = 64  # NumPy's
 
 
 def from_module(module: Any) -> dict[str, Part]:
@@ -89,8 +90,21 @@ def from_safetensors(paths: str | os.PathLike[str] | Sequence[str | os.PathLike[
     return found
 
 
-def _span(begin: Any, end: Any) -> tuple[int, int]:
-    return int(begin), int(end)
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name is there twice")
+    return found
+
+
+def _entry(name: str, one: Any) -> tuple[str, str, list[int], int, int]:
+    """Name, type, shape, and the first and last byte. ValueError, TypeError or KeyError where the header is damaged."""
+    kind, shape, (begin, end) = one["dtype"], one["shape"], one["data_offsets"]
+    if not isinstance(kind, str) or not isinstance(shape, list) or len(shape) > _MAX_AXES:
+        raise ValueError(f"tensor {name} has no type, or not a shape of at most {_MAX_AXES} axes")
+    if any(type(number) is not int for number in (*shape, begin, end)):
+        raise ValueError(f"tensor {name}: its shape and data_offsets are not ints")
+    return name, kind, shape, begin, end
 
 
 def _file(path: Path) -> dict[str, Part]:
@@ -101,13 +115,9 @@ def _file(path: Path) -> dict[str, Part]:
             raise InvalidArgumentError(f"{path} is no safetensors file: its header would have {length} bytes")
         header = file.read(length)
     try:
-        described = json.loads(header)
-        entries = [
-            (name, str(one["dtype"]), [int(n) for n in one["shape"]], *_span(*one["data_offsets"]))
-            for name, one in described.items()
-            if name != "__metadata__"
-        ]
-    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
+        described = json.loads(header, object_pairs_hook=_unique)
+        entries = [_entry(name, one) for name, one in described.items() if name != "__metadata__"]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise InvalidArgumentError(f"{path} is no safetensors file: {error}") from None
     data = np.memmap(path, np.uint8, "r", offset=8 + length) if size > 8 + length else np.zeros(0, np.uint8)
     found = {}
@@ -124,6 +134,6 @@ def _file(path: Path) -> dict[str, Part]:
         try:
             words: Any = np.ndarray(shape, word, data, begin) if end > begin else np.zeros(shape, word)
         except ValueError as error:
-            raise InvalidArgumentError(f"{path}: tensor {name} with {len(shape)} axes is no NumPy array: {error}") from None
+            raise InvalidArgumentError(f"{path}: tensor {name} of shape {shape} is no NumPy array: {error}") from None
         found[name] = part(words, dtype=dtype)
     return found

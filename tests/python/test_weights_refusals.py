@@ -212,6 +212,12 @@ def test_shards_that_cut_a_target_into_too_many_boxes_are_refused(pair: Pair) ->
         {"dtype": "F32", "shape": [1], "data_offsets": [0, 4, 5]},
         {"dtype": "F32", "shape": [1 << 63, 0], "data_offsets": [0, 0]},
         {"dtype": "F32", "shape": [1] * 70, "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [2] * 3000000, "data_offsets": [0, 4]},  # their product takes minutes, which Ctrl-C does not end
+        {"dtype": "F32", "shape": "1", "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1.5], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [True], "data_offsets": [0, 4]},
+        {"dtype": "F32", "shape": [1], "data_offsets": "04"},
+        {"dtype": 5, "shape": [1], "data_offsets": [0, 4]},
     ],
 )
 def test_damaged_safetensors_are_refused(header: dict[str, Any], tmp_path: Path) -> None:
@@ -219,6 +225,15 @@ def test_damaged_safetensors_are_refused(header: dict[str, Any], tmp_path: Path)
     file = tmp_path / "damaged.safetensors"
     file.write_bytes(len(text).to_bytes(8, "little") + text + b"abcd")
     with pytest.raises(hmc.InvalidArgumentError, match=r"damaged\.safetensors"):
+        weights.from_safetensors(file)
+
+
+def test_a_name_that_a_safetensors_file_has_twice_is_refused(tmp_path: Path) -> None:
+    entry = b'"x":{"dtype":"I32","shape":[1],"data_offsets":[0,4]}'
+    file = tmp_path / "damaged.safetensors"
+    text = b"{" + entry + b"," + entry + b"}"
+    file.write_bytes(len(text).to_bytes(8, "little") + text + b"abcd")
+    with pytest.raises(hmc.InvalidArgumentError, match=r"damaged\.safetensors is no safetensors file: a name is there twice"):
         weights.from_safetensors(file)
 
 
