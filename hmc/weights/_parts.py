@@ -16,7 +16,7 @@ from hmc.errors import InvalidArgumentError, UnsupportedError
 from hmc.tensors import Tensor, _dtypes, describe
 from hmc.tensors._axes import c_strides
 
-__all__ = ["WORDS", "Part", "Words", "address_of", "fused", "is_dense", "part", "parts_of", "plain", "shard", "text_bytes"]
+__all__ = ["WORDS", "Part", "Words", "fused", "is_dense", "memory_of", "part", "parts_of", "plain", "shard", "text_bytes"]
 
 _MOST = 1 << 62
 WORDS = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "V16"}
@@ -184,11 +184,13 @@ class Words:
             self._memory.copy_blocks_from(_core.Memory.from_array(words), [0], [0], words.nbytes)
 
 
-def address_of(array: Any) -> int | None:
-    """Where the memory of a NumPy array or torch tensor begins; None for others, which cannot be resized."""
+def memory_of(array: Any) -> tuple[int, int] | None:
+    """Where the elements of a NumPy array or torch tensor begin, and their bytes; None for others, which cannot be resized."""
     if isinstance(array, np.ndarray):
-        return int(array.__array_interface__["data"][0])
-    return int(array.data_ptr()) if callable(getattr(array, "data_ptr", None)) else None
+        return int(array.__array_interface__["data"][0]), array.nbytes
+    if callable(getattr(array, "data_ptr", None)):
+        return int(array.data_ptr()), math.prod(array.shape) * int(array.element_size())
+    return None
 
 
 def plain(array: Any) -> Any:

@@ -19,7 +19,7 @@ from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentEr
 from hmc.weights._cells import TASK_BYTES
 from hmc.weights._digest import Grid
 from hmc.weights._manifest import MAX_AXES, MAX_EPOCH, MAX_EXTENT, STATE_BYTES, Manifest, Shard, published_as
-from hmc.weights._parts import Part, address_of, is_dense, parts_of, plain
+from hmc.weights._parts import Part, is_dense, memory_of, parts_of, plain
 from hmc.weights._remote import Source, lookup
 from hmc.weights._sinks import Quantised
 
@@ -66,7 +66,7 @@ class Publication(Owned):
         self.loopback = Loopback()  # for plans in this process
         self._buffers: list[ConnBuffer] = []
         self._shards: list[Shard] = []
-        self._places: list[tuple[str, Any, int | None]] = []
+        self._places: list[tuple[str, Any, tuple[int, int] | None]] = []
         epoch = whole("epoch", epoch, 0, MAX_EPOCH)
         try:
             self._register(parts_of(tensors), flag("digest", digest))
@@ -79,7 +79,7 @@ class Publication(Owned):
         entries = 0
         for name, one in parts:
             number = -1
-            self._places.append((name, one.array, address_of(one.array)))
+            self._places.append((name, one.array, memory_of(one.array)))
             if one.nbytes:
                 number = len(self._buffers)
                 self._buffers.append(_registered(self.ctx, name, one))
@@ -150,7 +150,7 @@ class Publication(Owned):
                 self._words[0] |= np.uint64(1)
             yield
             self.check_open()
-            self._check_addresses()
+            self._check_memory()
             self._digest()
             with self._mutex:
                 self.check_open()
@@ -159,9 +159,9 @@ class Publication(Owned):
         finally:
             self._lock.release()
 
-    def _check_addresses(self) -> None:
-        for name, array, address in self._places:
-            if address_of(array) != address:
+    def _check_memory(self) -> None:
+        for name, array, memory in self._places:
+            if memory_of(array) != memory:
                 raise InvalidArgumentError(
                     f"tensor {name}: its array was resized or moved since publish(); close the publication and publish again"
                 )

@@ -13,7 +13,7 @@ from hmc import _core
 from hmc._arguments import wholes
 from hmc.errors import InvalidArgumentError, UnsupportedError
 from hmc.weights._casts import cast_rows
-from hmc.weights._parts import Part, Words, address_of, part, plain
+from hmc.weights._parts import Part, Words, memory_of, part, plain
 
 __all__ = ["Quantised", "Sink", "quantised", "sink_of"]
 
@@ -67,12 +67,12 @@ class Sink:
 
     def __init__(self, ctx: _core.Context, name: str, one: Part) -> None:
         self._words = Words(ctx, name, one)
-        self._places = [(name, one.array, address_of(one.array))]
+        self._places = [(name, one.array, memory_of(one.array))]
 
     def check(self) -> None:
         """InvalidArgumentError where an array has other memory than at plan(): a view of it would write freed memory."""
-        for name, array, address in self._places:
-            if address_of(array) != address:
+        for name, array, memory in self._places:
+            if memory_of(array) != memory:
                 raise InvalidArgumentError(f"tensor {name}: its array was resized or moved since plan(); plan again")
 
     def arrays(self) -> list[Any]:
@@ -93,7 +93,7 @@ class _QuantisedSink(Sink):
         self._name = name
         self._one = one
         self._scales = Words(ctx, name, one.scales)
-        self._places = [(name, own.array, address_of(own.array)) for own in (one.weight, one.scales)]
+        self._places = [(name, own.array, memory_of(own.array)) for own in (one.weight, one.scales)]
         self._made = np.zeros(one.extents, np.uint8), np.zeros(one.scales.extents, np.float32)
 
     def prepare(self, shadow: NDArray[Any]) -> None:
