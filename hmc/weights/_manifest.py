@@ -96,7 +96,9 @@ class Manifest:
             found = json.loads(data)
             version = found["hmc.weights"]
             if version != _VERSION:
-                raise ProtocolError(f"the publication is of version {version!r:.40}, this is version {_VERSION}: use one release of HMC")
+                raise ProtocolError(
+                    f"the publication is of version {version!r:.40}, this is version {_VERSION}: use one release of HMC"
+                )
             arrays = [bytes.fromhex(one) for one in found["arrays"]]
             shards = [Shard.of(*one) for one in found["shards"]]
             if any(s.buffer >= len(arrays) or (s.buffer < 0) != (s.nbytes == 0) for s in shards):

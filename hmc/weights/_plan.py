@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hmc._arguments import flag, whole
+from hmc._core import ConnBuffer
 from hmc._deadline import Deadline
 from hmc._process import Owned
 from hmc._streams import queued, wait_for
@@ -52,7 +53,7 @@ class Plan(Owned):
         self.places: list[Place] = []
         self.tasks = tasks_of(self._cells(parts_of(target)))
         nbytes = self.places[-1].offset + self.places[-1].part.nbytes if self.places else 0
-        self.shadow = self.sources[0].ctx.buffer(max(1, nbytes))
+        self._shadow: ConnBuffer | None = self.sources[0].ctx.buffer(max(1, nbytes))
 
     def _cells(self, parts: list[tuple[str, Part]]) -> list[Cell]:
         known: dict[str, list[tuple[int, Shard]]] = {}
@@ -95,6 +96,13 @@ class Plan(Owned):
     def epoch(self) -> int | None:
         """The epoch that was committed last; None before the first commit()."""
         return self._epoch
+
+    @property
+    def shadow(self) -> ConnBuffer:
+        """Where a pull reads to."""
+        if self._shadow is None:
+            raise ClosedError("the plan is closed")
+        return self._shadow
 
     def move(self, cell: Cell, number: int, verify: bool) -> Move:
         """How a cell comes from source ``number``. For the pull."""
@@ -243,8 +251,12 @@ class Plan(Owned):
             under_way.cancel()
             under_way.drained(deadline.left())
         self._pull = None  # the traceback of its error refers to this plan
-        with contextlib.suppress(ClosedError):
-            self.shadow.close(timeout=deadline.left())
+        if (shadow := self._shadow) is not None:
+            with contextlib.suppress(ClosedError):
+                shadow.close(timeout=deadline.left())
+        self._moves.clear()
+        self._sinks.clear()
+        self._shadow = None  # the memory is freed with the last reference to it
 
     def __enter__(self) -> Plan:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import itertools
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -267,6 +268,20 @@ def test_a_thousand_plans_leave_no_memory(pair: Pair) -> None:
             else:
                 pull.wait(20)
     assert descriptors() <= before + 2
+
+
+def test_a_closed_plan_keeps_no_memory(pair: Pair) -> None:
+    source = pair.publish({"x": random((64, 64), np.float32), "y": random((64, 64), np.uint16)})
+    with weights.plan(source, {"x": np.zeros((64, 64), np.float32), "y": np.zeros((64, 64), np.uint16)}) as plan:
+        plan.pull().wait(20)
+        shadow = weakref.ref(plan.shadow)
+        plan.commit()
+    assert shadow() is None
+    assert (plan.epoch, plan.nbytes) == (0, 64 * 64 * 6)
+    for call in (plan.pull, plan.commit, plan.pulled):
+        with pytest.raises(hmc.ClosedError, match="plan is closed"):
+            call()
+    plan.close()
 
 
 def quantise(values: Any, block: tuple[int, int]) -> tuple[Any, Any]:
