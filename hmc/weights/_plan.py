@@ -21,7 +21,7 @@ from hmc.weights._manifest import MAX_EPOCH, Shard
 from hmc.weights._moves import Move, Place
 from hmc.weights._parts import Part, parts_of
 from hmc.weights._publish import Publication
-from hmc.weights._pull import run
+from hmc.weights._pull import Limits, run
 from hmc.weights._remote import Source
 from hmc.weights._sinks import Sink, sink_of
 from hmc.weights._transfer import Pull
@@ -150,10 +150,11 @@ class Plan(Owned):
 
     def _fill(self, verify: bool, epoch: int | None, deadline: Deadline, cancel: threading.Event) -> None:
         """The pull, on its thread."""
-        found = run(self, verify, epoch, deadline, cancel)
+        limits = Limits(cancel, deadline)
+        found = run(self, verify, epoch, limits)
         for place, sink in zip(self.places, self._sinks, strict=True):
             if place.part.nbytes:
-                sink.prepare(place.words(self.shadow))
+                sink.prepare(place.words(self.shadow), limits.check)
         self._pulled = found
 
     def pulled(self) -> tuple[int, list[tuple[str, Tensor]]]:

@@ -16,7 +16,7 @@ from hmc.weights._manifest import STATE_BYTES
 from hmc.weights._moves import Move
 from hmc.weights._remote import LOST, Source, release, scratch
 
-__all__ = ["run"]
+__all__ = ["Limits", "run"]
 
 _IN_FLIGHT = 4  # tasks of a source at another host; on this host one for each worker
 _SLICE = 0.05  # seconds of a wait, between looks at cancel and deadline
@@ -306,9 +306,8 @@ def _takes_two(source: Source, count: int) -> bool:
     return source.peer.same_host and len(os.sched_getaffinity(0)) >= 2 * count
 
 
-def run(plan: Planned, verify: bool, epoch: int | None, deadline: Deadline, cancel: threading.Event) -> int:
+def run(plan: Planned, verify: bool, epoch: int | None, limits: Limits) -> int:
     """Reads everything into the shadow; returns the epoch that it is of."""
-    limits = Limits(cancel, deadline)
     start = _start(plan, epoch, limits)
     board = Board(plan.tasks, set(start.generations), limits)
     required = list(start.generations)

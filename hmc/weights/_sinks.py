@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,8 +79,8 @@ class Sink:
         """What commit() writes."""
         return [plain(array) for _, array, _ in self._places]
 
-    def prepare(self, shadow: NDArray[Any]) -> None:
-        """At the end of a pull; the array does not change yet."""
+    def prepare(self, shadow: NDArray[Any], check: Callable[[], None]) -> None:
+        """At the end of a pull; the array does not change yet. ``check`` raises what ends the pull early."""
 
     def commit(self, shadow: NDArray[Any]) -> None:
         """Replaces the array's elements. Work that uses them is over."""
@@ -96,10 +96,11 @@ class _QuantisedSink(Sink):
         self._places = [(name, own.array, memory_of(own.array)) for own in (one.weight, one.scales)]
         self._made = np.zeros(one.extents, np.uint8), np.zeros(one.scales.extents, np.float32)
 
-    def prepare(self, shadow: NDArray[Any]) -> None:
+    def prepare(self, shadow: NDArray[Any], check: Callable[[], None]) -> None:
         values = shadow.view(np.float32)
         for outer in np.ndindex(*values.shape[:-2]):
             for number, row in enumerate(range(0, values.shape[-2], self._one.block[0])):
+                check()
                 rows = slice(row, row + self._one.block[0])
                 self._block_row(values[(*outer, rows)], self._made[0][(*outer, rows)], self._made[1][(*outer, number)])
 

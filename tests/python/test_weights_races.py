@@ -20,7 +20,7 @@ from weights_pair import Pair, random
 
 import hmc
 from hmc import _workers, weights
-from hmc.weights import _cells, _moves, _publish
+from hmc.weights import _cells, _moves, _publish, _sinks
 from hmc.weights._digest import Grid
 
 
@@ -146,6 +146,27 @@ def test_a_copy_that_fails_ends_the_commit(pair: Pair, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(type(plan._sinks[0]), "commit", fails)
     with pytest.raises(MemoryError):
+        plan.commit()
+
+
+def test_a_cancelled_pull_ends_while_it_quantises(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = pair.publish({"x": np.ones((512, 128), np.float32)})
+    target = weights.quantised(np.zeros((512, 128), np.uint8), np.zeros((4, 1), np.float32), dtype="float8_e4m3fn")
+    plan = pair.plan(source, {"x": target})
+    quantise, calls, begun = _sinks._QuantisedSink._block_row, [], threading.Event()
+
+    def cancels(self: Any, *arguments: Any) -> None:
+        begun.wait(20)
+        calls.append(pull.cancel())
+        quantise(self, *arguments)
+
+    monkeypatch.setattr(_sinks._QuantisedSink, "_block_row", cancels)
+    pull = plan.pull()
+    begun.set()
+    with pytest.raises(hmc.HmcCancelledError):
+        pull.wait(20)
+    assert len(calls) == 1
+    with pytest.raises(hmc.InvalidArgumentError, match="failed"):
         plan.commit()
 
 
