@@ -11,6 +11,7 @@ from typing import Any
 from hmc._arguments import flag, whole
 from hmc._core import ConnBuffer
 from hmc._deadline import Deadline
+from hmc._locks import take
 from hmc._process import Owned
 from hmc._streams import queued, wait_for
 from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError
@@ -240,14 +241,15 @@ class Plan(Owned):
         """Cancels a pull that is under way, waits for its end and frees the shadow. HmcTimeoutError: call it again. Idempotent."""
         self._check_process()
         deadline = Deadline(timeout)
-        left = deadline.left()
         self._closed = True  # before the lock, which a commit() behind a stream holds
-        if not self._lock.acquire(timeout=-1 if left is None else left):
-            raise HmcTimeoutError(f"close of a plan: a commit() has not ended within {timeout} s; call close() again")
+        taken: list[bool] = []
         try:
+            if not take(self._lock, deadline.left(), taken):
+                raise HmcTimeoutError(f"close of a plan: a commit() has not ended within {timeout} s; call close() again")
             under_way = self._pull if self._pull is not None and not self._pull.done else None
         finally:
-            self._lock.release()
+            if taken == [True]:
+                self._lock.release()
         if under_way is not None:
             under_way.cancel()
             under_way.drained(deadline.left())

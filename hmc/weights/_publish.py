@@ -13,6 +13,7 @@ import numpy as np
 from hmc._arguments import flag, whole
 from hmc._core import ConnBuffer, Context, Memory
 from hmc._deadline import Deadline
+from hmc._locks import take
 from hmc._process import Owned
 from hmc._streams import queued, wait_for
 from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError
@@ -142,9 +143,10 @@ class Publication(Owned):
         """
         self._check_process()
         epoch = whole("epoch", epoch, 0, MAX_EPOCH)
-        if not self._lock.acquire(blocking=False):
-            raise InvalidArgumentError(f"update of weights {self.name!r} to epoch {epoch}: another update has not ended yet")
+        taken: list[bool] = []
         try:
+            if not take(self._lock, 0, taken):
+                raise InvalidArgumentError(f"update of weights {self.name!r} to epoch {epoch}: another update has not ended yet")
             with self._mutex:
                 self.check_open()
                 self._words[0] |= np.uint64(1)
@@ -157,7 +159,8 @@ class Publication(Owned):
                 self._words[1] = epoch
                 self._words[0] += np.uint64(1)
         finally:
-            self._lock.release()
+            if taken == [True]:
+                self._lock.release()
 
     def _check_memory(self) -> None:
         for name, array, memory in self._places:
@@ -189,12 +192,12 @@ class Publication(Owned):
         self._close_buffers(deadline)
 
     def _close_buffers(self, deadline: Deadline) -> None:
-        left = deadline.left()
-        if not self._closing.acquire(timeout=-1 if left is None else left):
-            raise HmcTimeoutError(
-                f"weights {self.name!r}: another close() has not ended within {deadline.timeout} s; call it again"
-            )
+        taken: list[bool] = []
         try:
+            if not take(self._closing, deadline.left(), taken):
+                raise HmcTimeoutError(
+                    f"weights {self.name!r}: another close() has not ended within {deadline.timeout} s; call it again"
+                )
             while self._buffers:
                 buffer = self._buffers[-1]
                 with contextlib.suppress(ClosedError):
@@ -202,7 +205,8 @@ class Publication(Owned):
                 if self._buffers and self._buffers[-1] is buffer:
                     self._buffers.pop()
         finally:
-            self._closing.release()
+            if taken == [True]:
+                self._closing.release()
 
     def __enter__(self) -> Publication:
         return self

@@ -1,0 +1,114 @@
+"""hmc.weights where the handler of a signal raises between any two of Python's steps."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType
+
+import numpy as np
+import pytest
+from weights_pair import Pair
+
+import hmc
+from hmc import weights
+from hmc._locks import take
+from hmc.weights import Plan, Publication
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with contextlib.ExitStack() as end:
+        yield Pair(end)
+
+
+def interrupted_at(step: int, code: CodeType, call: Callable[[], object]) -> bool:
+    """Whether ``call`` took that many steps in ``code``, and was interrupted then."""
+    taken = 0
+
+    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
+        nonlocal taken
+        if frame.f_code is not code:
+            return None
+        frame.f_trace_opcodes = True
+        taken += event == "opcode"
+        if taken > step:
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def every_step(code: CodeType, call: Callable[[], object], afterwards: Callable[[], object]) -> None:
+    """Interrupts ``call`` at every step of ``code``, and calls ``afterwards`` each time."""
+    for step in range(1000):
+        interrupted = interrupted_at(step, code, call)
+        afterwards()
+        if not interrupted:
+            assert step > 3
+            return
+    pytest.fail("it always was interrupted")
+
+
+def test_an_interrupted_publish_leaves_the_name_free(pair: Pair) -> None:
+    array = np.ones(3)
+
+    def publish() -> None:
+        weights.publish(pair.source_ctx, {"x": array}).close()
+
+    every_step(Publication._describe.__code__, publish, publish)
+
+
+def test_a_name_that_is_taken_stays_published(pair: Pair) -> None:
+    source, target = pair.publish({"x": np.ones(3)}), np.zeros(3)
+
+    def publish() -> None:
+        with pytest.raises(hmc.InvalidArgumentError, match="taken"):
+            weights.publish(pair.source_ctx, {"x": np.zeros(3)})
+
+    every_step(Publication._describe.__code__, publish, lambda: None)
+    assert pair.fill([source, weights.lookup(pair.ctx, pair.peer, timeout=20)], {"x": target}).epoch == 0
+    assert target.all()
+
+
+@pytest.mark.parametrize("code", [Publication.close.__code__, take.__code__])
+def test_an_interrupted_close_of_a_publication_is_repeated(pair: Pair, code: CodeType) -> None:
+    made: list[Publication] = []
+
+    def close() -> None:
+        made.append(weights.publish(pair.source_ctx, {"x": np.ones(3)}))
+        made[-1].close()
+
+    every_step(code, close, lambda: made[-1].close(timeout=20))
+
+
+def test_an_interrupted_update_is_repeated(pair: Pair) -> None:
+    array, epochs = np.ones(3), iter(range(1, 1000))
+    source = weights.publish(pair.source_ctx, {"x": array})
+
+    def update() -> None:
+        with source.update(next(epochs)):
+            array[:] = 5
+
+    every_step(take.__code__, update, update)
+    source.close()
+
+
+def test_an_interrupted_close_of_a_plan_is_repeated(pair: Pair) -> None:
+    source, plans = pair.publish({"x": np.ones(3)}), list[Plan]()
+
+    def close() -> None:
+        plans.append(weights.plan(source, {"x": np.zeros(3)}))
+        plans[-1].close()
+
+    every_step(take.__code__, close, lambda: plans[-1].close(timeout=20))
