@@ -98,6 +98,8 @@ class HMCWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
         except Exception:
             self.shutdown()
             raise
+        finally:
+            failure = None  # its traceback refers to this frame
         assert self._incoming is not None
         self._timeout = init_info.timeout
         tensors = {shard.name for source in self._incoming.sources for shard in source.shards}
@@ -120,7 +122,10 @@ class HMCWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             parsed = self.parse_update_info(update_info)
         except Exception as error:  # vLLM may give each worker another one
             failure = error
-        _agree(failure, None)
+        try:
+            _agree(failure, None)
+        finally:
+            failure = None
         self.receive_weights(parsed)
 
     def receive_weights(self, update_info: HMCWeightTransferUpdateInfo) -> None:
@@ -177,29 +182,37 @@ class HMCWeightTransferEngine(WeightTransferEngine):  # type: ignore[misc]
             read = incoming.read(epoch, timeout)
         except Exception as error:
             failure = error
-        found = _agree(failure, None if read is None else read.epoch)
+        try:
+            found = _agree(failure, None if read is None else read.epoch)
+        finally:
+            failure = None
         assert read is not None
         if len(set(found)) > 1:
             raise EpochChangedError(f"the workers of the engine have read epochs {found}; pass an epoch, or update again")
         return read
 
     def _load(self, incoming: Incoming, read: Read) -> None:
-        kept = None if incoming.accepted else Kept(self.model)
+        kept: Kept | None = None
         failure: Exception | None = None
         try:
+            if not incoming.accepted:
+                kept = Kept(self.model)
             load(self.model, self.model_config, incoming.tensors())
         except Exception as error:
             failure = error
         try:
             _agree(failure, read.epoch)
         except Exception as error:
-            if kept is None:
+            if incoming.accepted:
                 raise HmcError(
                     f"weights of epoch {read.epoch} were loaded in part, where former ones of these sources were loaded: "
                     f"{error}. Update again, or restart the engine"
                 ) from error
-            kept.restore()
+            if kept is not None:
+                kept.restore()
             raise
+        finally:
+            failure = None  # else the error, this frame and what it has kept refer to each other
         incoming.accepted = True
 
 
@@ -212,8 +225,11 @@ def _agree(failure: Exception | None, epoch: int | None) -> list[int | None]:
             lists: list[Any] = [None] * group.world_size
             dist.all_gather_object(lists, found, group=group.cpu_group)
             found = [one for some in lists for one in some]
-    if failure is not None:
-        raise failure
+    try:
+        if failure is not None:
+            raise failure
+    finally:
+        failure = None
     failures = [text for text, _ in found if text is not None]
     if failures:
         raise HmcError(f"another worker of the engine has failed: {failures[0]}")
