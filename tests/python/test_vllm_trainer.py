@@ -116,3 +116,27 @@ def test_the_engine_is_not_asked_where_a_rank_cannot_publish(trainer: Any, broke
     assert f"rank {broken} raised InvalidArgumentError: its array was resized" in str(errors[1 - broken][0])
     assert client.calls == ["start", 2, "finish"]  # of the second attempt, whose epoch is the same on both
     assert epochs == [2, 2]
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_every_rank_is_refused_where_one_cannot_publish(trainer: Any, broken: int) -> None:
+    errors: list[BaseException | None] = [None, None]
+
+    def rank(number: int) -> None:
+        RANK.number = number
+        info = trainer.HMCTrainerInitInfo()
+        info.is_sender = number == 0
+        source = {f"x{number}": np.ones((4, 4))[:, :: 2 if number == broken else 1]}
+        try:
+            trainer.HMCTrainerWeightTransferEngine.trainer_init(info, client=Client(), source=source)
+        except hmc.HmcError as error:
+            errors[number] = error
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert isinstance(errors[broken], hmc.InvalidArgumentError)
+    assert type(errors[1 - broken]) is hmc.HmcError  # it waited for the addresses of the other one
+    assert f"weights were not published: rank {broken} raised InvalidArgumentError" in str(errors[1 - broken])

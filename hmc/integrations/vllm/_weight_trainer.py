@@ -101,19 +101,33 @@ class HMCTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: igno
     ) -> HMCTrainerWeightTransferEngine:
         """Publishes the weights as they are now, and tells the engine where. Every rank calls it.
 
-        Raises InvalidArgumentError without a source and for what publish() refuses, and what the client raises, which names the
-        engine's error.
+        Raises InvalidArgumentError without a source and for what publish() refuses, at the other ranks HmcError; and at rank 0 what
+        the client raises, which names the engine's error.
         """
         if source is None:
             raise InvalidArgumentError("a trainer without a source: pass weights.from_module(model), or a WeightSource of vLLM")
-        made = cls(client=client, source=source, is_sender=init_info.is_sender, info=init_info)
+        made: HMCTrainerWeightTransferEngine | None = None
+        failure: BaseException | None = None
         try:
+            made = cls(client=client, source=source, is_sender=init_info.is_sender, info=init_info)
+        except BaseException as error:  # an interrupt too: the other ranks wait for this one's addresses
+            failure = error
+        try:
+            failed = [] if init_info.sources else _failures(failure)
+            if failure is not None:
+                raise failure
+            assert made is not None
+            if failed:
+                raise HmcError(f"weights were not published: {'; '.join(failed)}. Call it again on every rank")
             sources = init_info.sources or made._gather()
             if made.is_sender:
                 client.init_weight_transfer_engine({"sources": sources, "name": init_info.name, "timeout": init_info.timeout})
         except BaseException:
-            made.shutdown()
+            if made is not None:
+                made.shutdown()
             raise
+        finally:
+            failure = None  # its traceback refers to this frame
         return made
 
     @property
