@@ -45,14 +45,18 @@ def from_module(module: Any) -> dict[str, Part]:
 def from_state(state: Mapping[str, Any]) -> dict[str, Part]:
     """The tensors of a flat state, such as ``model.state_dict()``, in place; of a DTensor, this rank's shard.
 
+    A DTensor whose mesh this rank is not part of is left out: the rank holds nothing of it.
     UnsupportedError for a DTensor with partial sums, or whose shard is not one box of the tensor (strided shards).
     """
     if not callable(getattr(state, "items", None)):
         raise TypeError(f"state must be a mapping of names to tensors, not a {type(state).__name__}")
     found = {}
     for name, tensor in state.items():
+        if not isinstance(name, str):
+            raise InvalidArgumentError(f"the name {name!r} of the state: a tensor's name is a text")
         if callable(getattr(tensor, "to_local", None)) and hasattr(tensor, "placements"):
-            found[name] = _shard_of(name, tensor)
+            if tensor.device_mesh.get_coordinate() is not None:
+                found[name] = _shard_of(name, tensor)
         elif hasattr(tensor, "dtype") and hasattr(tensor, "shape"):
             found[name] = part(tensor)
         elif not name.endswith("_extra_state"):

@@ -6,6 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -226,6 +227,22 @@ def test_damaged_safetensors_are_refused(header: dict[str, Any], tmp_path: Path)
     file.write_bytes(len(text).to_bytes(8, "little") + text + b"abcd")
     with pytest.raises(hmc.InvalidArgumentError, match=r"damaged\.safetensors"):
         weights.from_safetensors(file)
+
+
+def test_a_state_has_names_and_the_shards_of_its_meshes() -> None:
+    class Shard:
+        """A DTensor of a mesh that this rank is not part of."""
+
+        placements, shape = ("Shard(0)",), (8, 4)
+        device_mesh = SimpleNamespace(get_coordinate=lambda: None)
+
+        def to_local(self) -> Any:
+            return np.zeros(0)
+
+    assert set(weights.from_state({"here": np.zeros(3), "elsewhere": Shard()})) == {"here"}
+    for wrong in ({3: np.zeros(3)}, {3: "text"}):
+        with pytest.raises(hmc.InvalidArgumentError, match="the name 3 of the state"):
+            weights.from_state(wrong)  # type: ignore[arg-type]
 
 
 def test_a_name_that_a_safetensors_file_has_twice_is_refused(tmp_path: Path) -> None:
