@@ -227,9 +227,13 @@ class Worker:
         if nbytes == 0:
             return None
         used = {id(flight.stage) for flight in self.flights}
-        for stage in self.stages:
-            if id(stage) not in used and stage.nbytes >= nbytes:
+        unused = [stage for stage in self.stages if id(stage) not in used]
+        for stage in unused:
+            if stage.nbytes >= nbytes:
                 return stage
+        for stage in unused:  # else tasks of rising sizes leave one each
+            self.stages.remove(stage)
+            release(stage)
         self.stages.append(self.source.ctx.buffer(nbytes))
         return self.stages[-1]
 
@@ -274,6 +278,8 @@ def _start(plan: Planned, epoch: int | None, limits: Limits) -> Start:
                 f"pull of {'any epoch' if epoch is None else f'epoch {epoch}'}: by the deadline no sources of one epoch have "
                 f"everything; their epochs are {found}. The target is unchanged"
             ) from None
+        finally:
+            lost.clear()  # their tracebacks refer to it, and to the plan
 
 
 def _look(

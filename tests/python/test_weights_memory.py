@@ -1,0 +1,64 @@
+"""What pulls of hmc.weights keep in memory."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import time
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from weights_pair import Pair
+
+from hmc import weights
+from hmc.weights import _cells, _pull
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    with contextlib.ExitStack() as end:
+        yield Pair(end)
+
+
+def test_a_pull_beside_a_lost_source_keeps_no_memory(pair: Pair) -> None:
+    array, target = np.ones(1000, np.float32), np.zeros(1000, np.float32)
+    closed = weights.publish(pair.source_ctx, {"x": array}, name="closed")
+    lost = weights.lookup(pair.ctx, pair.peer, "closed", timeout=20)
+    closed.close()
+    sources = [lost, pair.publish({"x": array})]
+    gc.collect()
+    gc.disable()
+    try:
+        plan = weights.plan(sources, {"x": target})
+        shadow = weakref.ref(plan.shadow)
+        plan.pull(timeout=20).wait()
+        plan.commit()
+        del plan
+        until = time.monotonic() + 20
+        while shadow() is not None and time.monotonic() < until:  # the thread of the pull may not have returned yet
+            time.sleep(0.01)
+        assert shadow() is None
+    finally:
+        gc.enable()
+    assert target.all()
+
+
+def test_tasks_of_rising_sizes_share_their_stage(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cells, "TASK_BYTES", 1 << 16)
+    arrays = {f"x{number}": np.ones(9000 + 256 * number, np.float32) for number in range(20)}  # two do not fit into a task
+    source = pair.publish(arrays)
+    targets = {name: weights.part(np.zeros(array.shape, np.uint16), dtype="bfloat16") for name, array in arrays.items()}
+    made, counts = _pull.Worker._stage, []
+
+    def counted(self: Any, nbytes: int) -> Any:
+        stage = made(self, nbytes)
+        counts.append(len(self.stages) - len(self.flights))
+        return stage
+
+    monkeypatch.setattr(_pull.Worker, "_stage", counted)
+    plan = pair.fill(source, targets)
+    assert len(plan.tasks) == len(counts) == len(arrays)
+    assert max(counts) == 0
