@@ -140,3 +140,27 @@ def test_every_rank_is_refused_where_one_cannot_publish(trainer: Any, broken: in
     assert isinstance(errors[broken], hmc.InvalidArgumentError)
     assert type(errors[1 - broken]) is hmc.HmcError  # it waited for the addresses of the other one
     assert f"weights were not published: rank {broken} raised InvalidArgumentError" in str(errors[1 - broken])
+
+
+class Tensor:
+    """A tensor of torch, in some of its calls."""
+
+    def __init__(self, shape: tuple[int, ...], number: int) -> None:
+        self.shape, self.number = shape, number
+
+    def copy_(self, other: Tensor) -> None:
+        self.number = other.number
+
+
+def test_a_source_yields_what_it_had_at_first(trainer: Any) -> None:
+    into = {"x": Tensor((3,), 1), "y": Tensor((2, 2), 1)}
+    trainer._copied([("y", Tensor((2, 2), 2)), ("x", Tensor((3,), 2))], into)
+    assert [one.number for one in into.values()] == [2, 2]
+    wrong = {
+        "did not yield 1 of its 2 tensors: \\['y'\\]": [("x", Tensor((3,), 3))],
+        "tensor x has shape \\(1,\\), and had \\(3,\\)": [("x", Tensor((1,), 3)), ("y", Tensor((2, 2), 3))],
+        "tensor z: the source had no such": [("z", Tensor((3,), 3))],
+    }
+    for text, source in wrong.items():
+        with pytest.raises(hmc.InvalidArgumentError, match=text):
+            trainer._copied(source, into)

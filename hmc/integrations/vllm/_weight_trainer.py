@@ -52,10 +52,18 @@ def _failures(failure: BaseException | None) -> list[str]:
 
 
 def _copied(source: Any, into: Mapping[str, Any]) -> None:
+    left = set(into)
     for name, tensor in source:
         if name not in into:
             raise InvalidArgumentError(f"tensor {name}: the source had no such tensor when the trainer began; it had {len(into)}")
+        if tensor.shape != into[name].shape:  # copy_() would broadcast it
+            raise InvalidArgumentError(
+                f"tensor {name} has shape {tuple(tensor.shape)}, and had {tuple(into[name].shape)} when the trainer began"
+            )
         into[name].copy_(tensor)
+        left.discard(name)
+    if left:
+        raise InvalidArgumentError(f"the source did not yield {len(left)} of its {len(into)} tensors: {sorted(left)[:4]}")
 
 
 class HMCTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: ignore[misc]
