@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
 from hmc._core import ConnBuffer, Context, Descriptor, Peer, RemoteBuffer, Work
 from hmc._deadline import Deadline
+from hmc._workers import run_on_thread
 from hmc.errors import (
     AuthenticationError,
     ClosedError,
@@ -134,9 +137,25 @@ def lookup(ctx: Context, peer: Peer, name: str = "weights", timeout: float | Non
 
 
 async def lookup_async(ctx: Context, peer: Peer, name: str = "weights", timeout: float | None = None) -> Source:
-    """As lookup(). Waits without a thread and reads on one. A cancelled task ends at once; the thread ends at its timeout."""
+    """As lookup(). Waits without a thread and reads on one.
+
+    A cancelled task ends at once. The thread ends at its timeout; the end of the event loop and of the program do not wait for it.
+    """
     _check_sides(ctx, peer)
     deadline = Deadline(timeout)
     with _named(peer, name, timeout):
         published = await peer.lookup_async(published_as(name), timeout=timeout)
-    return await asyncio.to_thread(Source, ctx, peer, name, deadline.left(), published)
+    found: Future[Source] = Future()
+    read = functools.partial(Source, ctx, peer, name, deadline.left(), published)
+    run_on_thread(functools.partial(_read, found, read), "hmc.weights lookup")
+    return await asyncio.wrap_future(found)
+
+
+def _read(found: Future[Source], read: Callable[[], Source]) -> None:
+    try:
+        if found.set_running_or_notify_cancel():
+            found.set_result(read())
+    except BaseException as error:
+        found.set_exception(error)
+    finally:
+        del found, read  # the error's traceback refers to this frame

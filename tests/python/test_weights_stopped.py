@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 from weights_lab import NAMES, Lab, after
@@ -13,7 +15,7 @@ from weights_sides import Source, empty, holds
 
 import hmc
 from hmc import weights
-from hmc.weights import _pull
+from hmc.weights import _pull, _remote
 
 SOON = 30.0  # seconds; on a busy machine too
 
@@ -77,6 +79,35 @@ def test_a_pull_from_a_stopped_source_ends(
     again.pull(timeout=SOON).wait()
     again.commit()
     assert holds(target, 1)
+
+
+def test_a_cancelled_lookup_beside_a_stopped_source_does_not_keep_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    with contextlib.ExitStack() as end:
+        lab = Lab(end.enter_context(hmc.Context(transports="tcp")), "tcp", end)
+        source = lab.source()
+        peer = lab.ctx.connect(source.address, timeout=SOON)
+        lab_named, reads, ended = _remote._named, threading.Event(), threading.Event()
+
+        @contextlib.contextmanager
+        def stops(*given: Any) -> Iterator[None]:
+            with lab_named(*given):
+                yield
+            source.kill(signal.SIGSTOP)
+            reads.set()
+
+        async def main() -> None:
+            task = asyncio.ensure_future(weights.lookup_async(lab.ctx, peer))
+            assert await asyncio.to_thread(reads.wait, SOON)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+
+        monkeypatch.setattr(_remote, "_named", stops)
+        threading.Thread(target=lambda: (asyncio.run(main()), ended.set()), daemon=True).start()
+        try:
+            assert ended.wait(SOON)  # it waited for the thread, which has no timeout
+        finally:
+            source.kill(signal.SIGCONT)
 
 
 def test_a_source_beside_a_stopped_one_gives_everything_once_that_goes_on(
