@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,8 @@ from weights_sides import MODEL, Source, value
 
 import hmc
 from hmc import weights
-from hmc.integrations.vllm._incoming_weights import Incoming
+from hmc.integrations.vllm._incoming_weights import Incoming, _target
+from hmc.weights._manifest import Shard
 
 OTHER_SHAPES = {"3.scale": (1,)}  # a scalar is published as one element
 
@@ -98,6 +100,13 @@ def test_what_is_not_there_is_an_error_by_the_deadline(lab: Lab, ends: list[Inco
     assert time.monotonic() - begun < 60
     ends[0].read(1, 30)
     check(ends[0], 1)
+
+
+def test_tensors_that_no_memory_holds_are_refused() -> None:
+    shape = (1 << 24, 1 << 24)
+    shard = Shard.of("huge", "float64", shape, (0, 0), shape, 0, 0)
+    with pytest.raises(hmc.OutOfMemoryError, match=r"tensor huge of shape \(16777216, 16777216\)"):
+        _target([SimpleNamespace(shards=[shard])])  # type: ignore[list-item]
 
 
 def test_another_job_is_refused() -> None:

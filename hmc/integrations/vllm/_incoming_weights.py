@@ -11,7 +11,7 @@ import numpy as np
 import hmc
 from hmc import weights
 from hmc._deadline import Deadline
-from hmc.errors import HmcError
+from hmc.errors import HmcError, OutOfMemoryError
 from hmc.integrations.vllm._log import logger
 from hmc.weights._parts import WORDS
 
@@ -32,7 +32,10 @@ def _target(sources: Sequence[weights.Source]) -> dict[str, weights.Part]:
     for source in sources:
         for shard in source.shards:
             if shard.name not in found:
-                array = np.empty(shard.shape, WORDS[shard.grid.itemsize])
+                try:
+                    array = np.empty(shard.shape, WORDS[shard.grid.itemsize])
+                except MemoryError as error:
+                    raise OutOfMemoryError(f"tensor {shard.name} of shape {shard.shape}: {error}") from None
                 found[shard.name] = weights.part(array, dtype=shard.dtype)
     return found
 
