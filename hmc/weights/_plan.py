@@ -273,7 +273,8 @@ def plan(sources: Source | Publication | Sequence[Source | Publication], target:
 
     ``sources``: what lookup() returned, or publications of this process. Together they have every region of the target; where
     several have the same one, they share the work. ``target``: by name, writable arrays in CPU or device memory, or Parts of
-    tensors, as in publish(). NumPy arrays may have gaps. Where element types differ, elements are cast, rounded to nearest even.
+    tensors, as in publish(). NumPy arrays may have gaps. Where element types differ, elements are cast, rounded to nearest even;
+    above the largest number and for infinities, 8-bit types take their largest number.
 
     A pull reads into CPU memory of the plan, as large as the target, where digests are checked and elements are cast. commit()
     copies from there, to arrays of devices too.
