@@ -217,17 +217,22 @@ class Plan(Owned):
                         sink.commit(place.words(self.shadow))
                     copies.pop()
             except HmcError as error:
-                mixed = self._mixed(place.name, len(copies), error)
-                if interrupted is not None:
-                    raise interrupted from mixed
-                raise mixed from error
+                try:
+                    if interrupted is not None:
+                        raise interrupted from self._mixed(place.name, len(copies), error)
+                    raise self._mixed(place.name, len(copies), error) from error
+                finally:
+                    interrupted = None
             except BaseException as error:  # of a signal's handler: the other tensors would keep the old epoch
                 interrupted = error
                 repeats += 1
                 if repeats > _REPEATS:  # the copy itself fails
                     raise
-        if interrupted is not None:
-            raise interrupted
+        try:
+            if interrupted is not None:
+                raise interrupted
+        finally:
+            interrupted = None  # else it and this frame refer to each other, and keep the plan
 
     def _mixed(self, name: str, left: int, error: HmcError) -> HmcError:
         """What commit() raises for an error of a copy: of the same type, and says what the target holds."""

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from weights_pair import Pair
 
+import hmc
 from hmc import weights
-from hmc.weights import _cells, _pull
+from hmc.weights import _cells, _pull, _sinks
 
 
 @pytest.fixture
@@ -62,3 +63,34 @@ def test_tasks_of_rising_sizes_share_their_stage(pair: Pair, monkeypatch: pytest
     plan = pair.fill(source, targets)
     assert len(plan.tasks) == len(counts) == len(arrays)
     assert max(counts) == 0
+
+
+@pytest.mark.parametrize("kind", [hmc.DeviceError, KeyboardInterrupt])
+def test_a_commit_that_raises_keeps_no_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]) -> None:
+    plan, commit, calls = weights.plan(pair.publish({"x": np.ones(5)}), {"x": np.zeros(5)}), _sinks.Sink.commit, []
+    shadow = weakref.ref(plan.shadow)
+
+    def raises_once(self: _sinks.Sink, words: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            raise kind("once")
+        commit(self, words)
+
+    monkeypatch.setattr(_sinks.Sink, "commit", raises_once)
+    plan.pull(timeout=20).wait()
+    gc.collect()
+    gc.disable()
+    try:
+        raised = False
+        try:
+            plan.commit()
+        except (hmc.DeviceError, KeyboardInterrupt):
+            raised = True
+        assert raised
+        del plan
+        until = time.monotonic() + 20
+        while shadow() is not None and time.monotonic() < until:
+            time.sleep(0.01)
+        assert shadow() is None
+    finally:
+        gc.enable()
