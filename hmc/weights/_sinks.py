@@ -105,7 +105,7 @@ class _QuantisedSink(Sink):
                 self._block_row(values[(*outer, rows)], self._made[0][(*outer, rows)], self._made[1][(*outer, number)])
 
     def _block_row(self, values: Any, made: Any, scales: Any) -> None:
-        columns, width = values.shape[-1], self._one.block[1]
+        columns, width = values.shape[-1], min(self._one.block[1], values.shape[-1])
         largest = np.maximum.reduceat(np.abs(values).max(axis=0), np.arange(0, columns, width))
         if not np.isfinite(largest).all():
             raise UnsupportedError(

@@ -303,7 +303,8 @@ def quantise(values: Any, block: tuple[int, int]) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize(
-    ("rows", "columns", "block"), [(256, 384, (128, 128)), (200, 333, (128, 128)), (65, 70, (1, 32)), (3, 5, (4, 4))]
+    ("rows", "columns", "block"),
+    [(256, 384, (128, 128)), (200, 333, (128, 128)), (65, 70, (1, 32)), (3, 5, (4, 4)), (6, 7, (1, 1 << 62))],
 )
 def test_quantised_in_blocks(pair: Pair, rows: int, columns: int, block: tuple[int, int]) -> None:
     drawn = np.random.default_rng(0).normal(0, 0.02, (rows, columns)).astype(np.float32)
