@@ -142,6 +142,33 @@ def test_every_rank_is_refused_where_one_cannot_publish(trainer: Any, broken: in
     assert f"weights were not published: rank {broken} raised InvalidArgumentError" in str(errors[1 - broken])
 
 
+def test_a_wrong_epoch_does_not_spoil_the_next_one(trainer: Any) -> None:
+    client, errors, epochs = Client(), [[], []], [0, 0]  # type: ignore[var-annotated]
+
+    def rank(number: int) -> None:
+        RANK.number = number
+        info = trainer.HMCTrainerInitInfo()
+        made = trainer.HMCTrainerWeightTransferEngine(
+            client=client, source={f"x{number}": np.ones(4)}, is_sender=number == 0, info=info
+        )
+        for epoch in (-5, "text", None):
+            try:
+                made.send_weights(epoch)
+            except (hmc.InvalidArgumentError, TypeError) as error:
+                errors[number].append(type(error))
+        epochs[number] = made._publication.epoch
+        made.shutdown()
+
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert errors == [[hmc.InvalidArgumentError, TypeError]] * 2
+    assert epochs[0] == epochs[1] > 0
+    assert client.calls == ["start", epochs[0], "finish"]
+
+
 class Tensor:
     """A tensor of torch, in some of its calls."""
 

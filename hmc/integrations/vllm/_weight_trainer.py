@@ -12,7 +12,9 @@ from vllm.distributed.weight_transfer.base import TrainerInitInfo, TrainerWeight
 
 import hmc
 from hmc import weights
+from hmc._arguments import whole
 from hmc.errors import HmcError, InvalidArgumentError
+from hmc.weights._manifest import MAX_EPOCH
 
 if TYPE_CHECKING:
     from vllm.distributed.weight_transfer.base import VLLMWeightSyncClient, WeightSource
@@ -159,9 +161,11 @@ class HMCTrainerWeightTransferEngine(TrainerWeightTransferEngine):  # type: igno
         At rank 0 it raises what the client raises. A rank that could not publish raises its own error, and all others HmcError: the
         engine then keeps its weights, and every rank may call it again.
         """
-        wanted = self.epoch + 1 if epoch is None else epoch
+        wanted = self.epoch + 1
         failure: BaseException | None = None
         try:
+            if epoch is not None:
+                wanted = whole("epoch", epoch, 0, MAX_EPOCH)
             self._publish(wanted)
         except BaseException as error:  # an interrupt too: the other ranks wait for this one
             failure = error
