@@ -67,6 +67,30 @@ def test_a_fetch_that_waits_for_a_thread_is_renewed() -> None:
         assert sides.lender_ended() == {"r"}
 
 
+def test_a_fetch_that_has_begun_is_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, go, real = threading.Event(), threading.Event(), Fetcher._pull
+
+    def pull(*arguments: Any) -> Any:
+        entered.set()
+        assert go.wait(60)
+        return real(*arguments)
+
+    monkeypatch.setattr(Fetcher, "_pull", pull)
+    with two_sides(seconds=1000) as sides:
+        sides.lender.keep("r", [1, 2], 40)
+        sides.fetcher._renew_every = 0.0
+        try:
+            sides.fetcher.fetch(Fetch("local r", sides.remote, [5, 6], 0, 40))
+            assert entered.wait(60)
+            kept = sides.lender._kept["r"]
+            before = pass_time(sides.lender._kept, kept)
+            assert sides.fetcher.finished() == (set(), set())
+            wait_for(lambda: kept.expires > before)
+        finally:
+            go.set()
+        assert wait_for(lambda: any(found := sides.fetcher.finished()) and found) == ({"local r"}, set())
+
+
 @pytest.mark.parametrize("how", ["late", "cancelled"])
 def test_a_fetch_that_waits_for_a_thread_ends(how: str) -> None:
     with behind_a_stuck_engine() as (sides, go):

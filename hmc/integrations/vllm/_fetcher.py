@@ -72,14 +72,13 @@ class Fetcher(Loading):
         """The requests that have ended, and the blocks of those that failed: these hold garbage. Each is returned once."""
         with self._lock:
             late = time.monotonic() - self._timeout
-            waiting = [running for running in self._running.values() if not running.begun]
-            for running in waiting:
-                if running.asked < late:
-                    self._give_up(
-                        running,
-                        HmcTimeoutError(f"no thread was free within {self._timeout:g} s; raise load_threads"),
-                    )
-            self._renew_waiting(running.fetch.remote for running in waiting if running.asked >= late)
+            for running in [one for one in self._running.values() if not one.begun and one.asked < late]:
+                self._give_up(
+                    running,
+                    HmcTimeoutError(f"no thread was free within {self._timeout:g} s; raise load_threads"),
+                )
+            # Also of those that have begun: they ask one prefill worker after another.
+            self._renew_wanted(running.fetch.remote for running in self._running.values() if not running.cancelled)
             finished, self._finished = self._finished, set()
             failed, self._failures = self._failures, set()
         return finished, failed

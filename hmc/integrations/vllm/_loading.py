@@ -41,7 +41,8 @@ class Loading:
 
     ``sources`` names the prefill workers that have parts of a remote request. ``model``: fingerprint, see :class:`Ask`.
     ``timeout``: seconds for a request, in push with the time in which it is computed. ``threads``: requests that are asked for at a
-    time. ``renew``: seconds between two renewals of those that wait for a thread. ``connected`` is called with each new peer.
+    time. ``renew``: seconds between two renewals of those that wait for a thread or for another prefill worker. ``connected`` is
+    called with each new peer.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class Loading:
         """Says to the prefill workers that requests, all of one engine, are wanted later. Returns at once."""
         self._asking.tell("renew", remotes)
 
-    def _renew_waiting(self, remotes: Iterable[Remote]) -> None:
-        """Renews requests that wait for a thread, which other engines may delay. Does nothing until it is time again."""
+    def _renew_wanted(self, remotes: Iterable[Remote]) -> None:
+        """Renews requests that are read later, as other engines or workers come first. Does nothing until it is time again."""
         now = time.monotonic()
         if now - self._renewed < self._renew_every:
             return

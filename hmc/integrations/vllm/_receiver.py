@@ -112,7 +112,7 @@ class Receiver(Loading):
         failed: set[int] = set()
         with self._lock:
             waiting = [one for one in self._receiving.values() if not one.begun_offering and one.failure is None]
-            self._renew_waiting(one.fetch.remote for one in waiting)
+            self._renew_wanted(one.fetch.remote for one in waiting)
             for one in list(self._receiving.values()):
                 over = self._over(one)  # before the errors: an inbox that ends in between is looked at again
                 problem = self._problem(one) if one.failure is None else None
