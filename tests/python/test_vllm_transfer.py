@@ -200,6 +200,30 @@ def test_cancelled_fetches_finish_and_free_their_requests(seed: int) -> None:
         wait_for(lambda: gone.update(sides.lender.finished()) or gone == set(names))
 
 
+@pytest.mark.parametrize("how", ["refused", "cancelled"])
+def test_a_fetch_that_fails_at_one_worker_releases_the_request_at_the_others(how: str) -> None:
+    entered, go = threading.Event(), threading.Event()
+    with two_sides(seconds=1000) as sides, two_sides(seconds=1000) as others:
+        both = [Source(sides.remote.address(0, 0)), Source(others.remote.address(0, 0))]
+
+        def sources(remote: Remote) -> list[Source]:
+            entered.set()
+            assert go.wait(60)
+            return both
+
+        sides.sources = sources
+        for lender in (sides.lender, others.lender):
+            lender.keep("r", [1, 2], 40, prompt="here" if lender is sides.lender else "")
+        sides.fetcher.fetch(Fetch("local r", sides.remote, [5, 6], 0, 40, prompt="another" if how == "refused" else ""))
+        assert entered.wait(60)
+        if how == "cancelled":
+            sides.fetcher.cancel("local r")
+        go.set()
+        assert wait_for(lambda: any(found := sides.fetcher.finished()) and found) == ({"local r"}, {5, 6})
+        assert others.lender_ended() == {"r"}
+        assert how == "refused" or sides.lender_ended() == {"r"}
+
+
 def test_a_lost_prefill_engine_fails_the_fetch_and_a_new_one_at_its_address_serves() -> None:
     with two_sides() as sides:
         sides.lender.keep("r", [1, 2], 40)

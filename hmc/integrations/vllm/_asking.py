@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,11 +57,12 @@ class _Attempt:
 
 @dataclass
 class _Tell:
-    """A message without an answer. ``answers``: offers that it ends, by address."""
+    """A message without an answer. ``answers``: offers that it ends, by address. ``skip``: addresses that do not get it."""
 
     what: str
     remotes: list[Remote]
     answers: Mapping[str, int]
+    skip: Collection[str]
 
 
 class Asking:
@@ -93,14 +94,19 @@ class Asking:
         """Runs a job on one of the threads. Returns at once."""
         self._jobs.put(job)
 
-    def tell(self, what: str, remotes: Sequence[Remote], answers: Mapping[str, int] | None = None) -> None:
-        """Says something that has no answer about requests, all of one engine, to all of its workers. Returns at once."""
+    def tell(
+        self, what: str, remotes: Sequence[Remote], answers: Mapping[str, int] | None = None, skip: Collection[str] = ()
+    ) -> None:
+        """Says something that has no answer about requests, all of one engine, to all of its workers. Returns at once.
+
+        ``answers`` and ``skip``: see :class:`_Tell`.
+        """
         one = remotes[0]
         with self._news:
             waiting = self._tells.setdefault((one.engine, one.host, one.port), [])
             same = next((tell for tell in waiting if tell.what == what == "renew"), None)
             if same is None:
-                waiting.append(_Tell(what, list(remotes), answers or {}))
+                waiting.append(_Tell(what, list(remotes), answers or {}, skip))
             else:
                 known = {remote.request for remote in same.remotes}
                 same.remotes += [remote for remote in remotes if remote.request not in known]
@@ -185,7 +191,7 @@ class Asking:
             logger.warning("HMC: %s of %d requests of %s failed: %s", tell.what, len(requests), engine, error)
             return
         for source in sources:
-            if source.address in failed or (failed and not self._connected_to(source.address)):
+            if source.address in tell.skip or source.address in failed or (failed and not self._connected_to(source.address)):
                 continue
             ask = Ask(tell.what, engine, requests, answer=tell.answers.get(source.address, 0), readers=source.readers)
             try:

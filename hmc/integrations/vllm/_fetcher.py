@@ -97,9 +97,11 @@ class Fetcher(Loading):
             if self._running.get(fetch.request) is not running:
                 return  # it was given up
             running.begun = True
+        asked: set[str] = set()
         try:
             parts = []
             for source in self._asking.sources(fetch.remote):
+                asked.add(source.address)
                 if source.read:
                     parts.append(self._pull(fetch, source, running, running.asked + self._timeout))
                 else:
@@ -110,6 +112,8 @@ class Fetcher(Loading):
             failed = False
         except Exception as error:
             self._failed(fetch, error)
+            if asked:  # the other prefill workers would wait for this reader
+                self._asking.tell("release", [fetch.remote], skip=asked)
         finally:
             with self._lock:
                 self._end(fetch, failed)
