@@ -82,6 +82,27 @@ def test_a_resumed_prompt_begins_again_in_its_new_blocks() -> None:
     assert found == [Chunk("r", "t", [3, 5, 6], 72, 100, digest_of(range(100)))]
 
 
+@pytest.mark.parametrize("how", ["waits", "resumed", "resumed as a new one"])
+def test_a_prompt_that_loses_its_blocks_between_two_steps_begins_again(how: str) -> None:
+    """As vLLM's reset of the prefix cache preempts running requests."""
+    one = scheduler()
+    prompt = request(params=dict(PREFILL), status=RequestStatus.RUNNING)
+    one.new_request(prompt)
+    chunks(one, output({"r": ([7, 8], 0)}, r=64))
+    if how == "waits":
+        prompt.status = RequestStatus.PREEMPTED
+        one.scheduled(output(other=10))
+        assert one.take().preempted == ["r"]
+        prompt.status = RequestStatus.RUNNING
+    if how == "resumed as a new one":
+        one.scheduled(output({"r": ([3, 5], 0)}, r=64))
+    else:
+        one.scheduled(output(cached={"r": ([3, 5], 0)}, resumed=("r",), r=64))
+    news = one.take()
+    assert news.preempted == ([] if how == "waits" else ["r"])
+    assert news.chunks == [Chunk("r", "t", [3, 5], 64, 100, digest_of(range(100)))]
+
+
 def test_a_request_without_a_transfer_id_has_its_own() -> None:
     one = scheduler()
     one.new_request(request(params={"do_remote_decode": True}))

@@ -11,7 +11,7 @@ from hmc.integrations.vllm._metadata import HMCConnectorMetadata, Keep
 from hmc.integrations.vllm._options import Options
 from hmc.integrations.vllm._outgoing import Chunk, Dropped
 from hmc.integrations.vllm._params import asked, digest_of, params_of, transfer_of
-from hmc.integrations.vllm._scheduler import Scheduler
+from hmc.integrations.vllm._scheduler import Scheduler, waits_preempted
 
 if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
@@ -24,6 +24,7 @@ __all__ = ["PushScheduler"]
 class _Prompt:
     """A prompt that is computed here for a decode engine."""
 
+    request: Request
     transfer: str
     tokens: int
     digest: str
@@ -51,15 +52,11 @@ class PushScheduler(Scheduler):
             logger.warning("HMC: request %s is not pushed: %s", request.request_id, error)
             return
         tokens = request.prompt_token_ids or []
-        self._prompts[request.request_id] = _Prompt(transfer, len(tokens), digest_of(tokens))
+        self._prompts[request.request_id] = _Prompt(request, transfer, len(tokens), digest_of(tokens))
 
     def scheduled(self, output: SchedulerOutput) -> None:
         """Notes what a step computes of the prompts."""
-        for request in sorted(output.preempted_req_ids or ()):
-            prompt = self._prompts.get(request)
-            if prompt is not None:
-                prompt.blocks, prompt.end = [], 0
-                self._news.preempted.append(request)
+        self._preempted(output)
         for new in output.scheduled_new_reqs:
             prompt = self._prompts.get(new.req_id)
             if prompt is not None:
@@ -81,6 +78,15 @@ class PushScheduler(Scheduler):
         """Requests have arrived in every worker, and blocks of finished requests are free."""
         super().moved(fetched, sent)
         self._held -= sent
+
+    def _preempted(self, output: SchedulerOutput) -> None:
+        """Notes the prompts that have lost their blocks. A reset of vLLM's prefix cache preempts requests between two steps."""
+        gone = {*(output.preempted_req_ids or ()), *output.scheduled_cached_reqs.resumed_req_ids}
+        gone.update(new.req_id for new in output.scheduled_new_reqs)  # resumed ones, in vLLM's model runner V2
+        for request, prompt in self._prompts.items():
+            if prompt.blocks and (request in gone or waits_preempted(prompt.request)):
+                prompt.blocks, prompt.end = [], 0
+                self._news.preempted.append(request)
 
     def _chunk(self, request: str, prompt: _Prompt, computed: int, output: SchedulerOutput) -> None:
         end = min(computed + output.num_scheduled_tokens[request], prompt.tokens)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.request import Request
 
-__all__ = ["Scheduler"]
+__all__ = ["Scheduler", "waits_preempted"]
 
 
 def aborted(request: Request) -> bool:
@@ -32,6 +32,13 @@ def whole(request: Request) -> bool:
     from vllm.v1.request import RequestStatus
 
     return request.status in (RequestStatus.FINISHED_LENGTH_CAPPED, RequestStatus.FINISHED_STOPPED)
+
+
+def waits_preempted(request: Request) -> bool:
+    """Whether a request has lost its blocks, and has not got others yet."""
+    from vllm.v1.request import RequestStatus
+
+    return bool(request.status == RequestStatus.PREEMPTED)
 
 
 class Scheduler:
