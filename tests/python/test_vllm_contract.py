@@ -154,6 +154,8 @@ def test_messages_come_back() -> None:
         {"tokens": 1.5},
         {"answer": 1 << 62},
         {"readers": 0},
+        {"requests": ["r" * 1001]},
+        {"model": "m" * 1001},
         {"more": 1},
         {"engine": None},
     ],

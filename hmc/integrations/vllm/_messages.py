@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from hmc.errors import ProtocolError
+from hmc.integrations.vllm._params import MOST_CHARACTERS
 
 __all__ = ["ASK_TAG", "MAX_BYTES", "PIECE_TAG", "Answer", "Ask", "Piece"]
 
@@ -55,7 +56,7 @@ class Ask:
         numbers = [ask.answer, ask.first, ask.tokens, ask.readers]
         if (
             ask.what not in ("lease", "release", "renew", "offer")
-            or not all(isinstance(text, str) for text in texts)
+            or not all(isinstance(text, str) and len(text) <= MOST_CHARACTERS for text in texts)
             or not all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
             or not ask.requests
             or ask.readers < 1

@@ -15,9 +15,9 @@ import numpy as np
 
 from hmc.errors import InvalidArgumentError
 
-__all__ = ["Remote", "asked", "digest_of", "params_of", "transfer_of"]
+__all__ = ["MOST_CHARACTERS", "Remote", "asked", "digest_of", "params_of", "transfer_of"]
 
-_MOST_CHARACTERS = 1000
+MOST_CHARACTERS = 1000  # of a name
 
 
 def asked(params: Any, name: str) -> bool:
@@ -28,8 +28,8 @@ def asked(params: Any, name: str) -> bool:
 def transfer_of(params: Any, request: str) -> str:
     """The name of a prefill request for the decode engine: its ``transfer_id``, or else its own. Raises InvalidArgumentError."""
     transfer = params.get("transfer_id") or request
-    if not isinstance(transfer, str) or len(transfer) > _MOST_CHARACTERS:
-        raise InvalidArgumentError(f"kv_transfer_params: transfer_id is a text of at most {_MOST_CHARACTERS} characters")
+    if not isinstance(transfer, str) or len(transfer) > MOST_CHARACTERS:
+        raise InvalidArgumentError(f"kv_transfer_params: transfer_id is a text of at most {MOST_CHARACTERS} characters")
     return transfer
 
 
@@ -69,9 +69,9 @@ class Remote:
                 f"kv_transfer_params with do_remote_prefill lack {', '.join(missing)}: pass those that the prefill engine returned"
             )
         texts = [params[name] for name in names[:3]]
-        if not all(isinstance(text, str) and len(text) <= _MOST_CHARACTERS for text in texts):
+        if not all(isinstance(text, str) and len(text) <= MOST_CHARACTERS for text in texts):
             raise InvalidArgumentError(
-                f"kv_transfer_params: {', '.join(names[:3])} are texts of at most {_MOST_CHARACTERS} characters: pass those "
+                f"kv_transfer_params: {', '.join(names[:3])} are texts of at most {MOST_CHARACTERS} characters: pass those "
                 "that the prefill engine returned"
             )
         try:
@@ -89,6 +89,11 @@ class Remote:
         """Where a worker listens."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"tcp://{host}:{self.port + pp * self.tp_size + tp}"
+
+    def has(self, address: str) -> bool:
+        """Whether one of its workers listens at an address."""
+        here, there = (one.rpartition(":") for one in (self.address(0, 0), address))
+        return here[0] == there[0] and 0 <= int(there[2]) - self.port < self.tp_size * self.pp_size
 
 
 def params_of(remote: Remote, blocks: list[int], tokens: int, mode: str = "pull") -> dict[str, Any]:
