@@ -11,9 +11,12 @@ import pytest
 from vllm_sides import Sides, pass_time, pushing, two_sides, wait_for
 
 import hmc
-from hmc.integrations.vllm._asking import Asking
+from hmc.integrations.vllm import _lender
+from hmc.integrations.vllm._asking import Asking, answer_of
 from hmc.integrations.vllm._fetcher import Fetcher
+from hmc.integrations.vllm._lender import Lender
 from hmc.integrations.vllm._loading import Fetch
+from hmc.integrations.vllm._messages import ASK_TAG, Ask
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source
 
@@ -28,8 +31,9 @@ def behind_a_stuck_engine() -> Iterator[tuple[Sides, threading.Event]]:
 
         def sources(remote: Remote) -> list[Source]:
             if remote.engine == "stuck":
-                entered.set()
-                assert go.wait(60)
+                if not entered.is_set():
+                    entered.set()
+                    assert go.wait(60)
                 raise hmc.PeerLostError("the engine is lost")
             return of(remote)
 
@@ -109,6 +113,32 @@ def test_a_fetch_that_waits_for_a_thread_ends(how: str) -> None:
         assert sides.prefill.pools[0].counters().get("leases", 0) == 0
 
 
+def test_a_flood_of_early_questions_does_not_delay_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    handled: list[str] = []
+    real = Lender._handled
+
+    def count(self: Lender, peer: hmc.Peer, ask: Ask, until: float) -> bool:
+        handled.append(ask.requests[0])
+        return real(self, peer, ask, until)
+
+    monkeypatch.setattr(Lender, "_handled", count)
+    monkeypatch.setattr(_lender, "_GRACE", 1000.0)
+    monkeypatch.setattr(_lender, "_MOST_WAITING", 1000, raising=False)
+    with two_sides(seconds=1000) as sides, hmc.Context() as other:
+        peer = other.connect(sides.remote.address(0, 0), timeout=60)
+        for number in range(1500):
+            ask = Ask("lease", "engine", [f"unknown {number}"], answer=number + 1, tokens=1)
+            peer.send(ask.encode(), tag=ASK_TAG, timeout=60)
+        for number in (1000, 1499):
+            with pytest.raises(hmc.LeaseExpiredError, match="it is unknown"):
+                answer_of(peer, number + 1, 60)
+        sides.lender.keep("unknown 7", [1, 2], 40)
+        assert len(answer_of(peer, 8, 60).tickets) == 2
+        sides.lender.keep("r", [1, 2], 40)
+        assert sides.fetch(sides.remote, [5, 6], 40) == ({"local r"}, set())
+        assert len(handled) < 3000
+
+
 def test_an_engine_that_is_not_reached_takes_one_attempt_of_the_others_time() -> None:
     called: list[str] = []
     entered, go = threading.Event(), threading.Event()
@@ -145,3 +175,75 @@ def test_an_offer_that_waits_for_a_thread_is_renewed() -> None:
         sides.receiver.finished()
         assert told == [("renew", [sides.remote])]
         go.set()
+
+
+def test_engines_that_are_connected_do_not_wait_for_those_that_are_not() -> None:
+    called: list[str] = []
+    entered, go = threading.Event(), threading.Event()
+
+    class Alive:
+        alive = True
+
+        def send(self, data: Any, tag: int, timeout: float) -> None:
+            called.append("connected")
+
+    class Some:
+        def connect(self, address: str, timeout: float) -> Any:
+            if address == "tcp://192.0.2.9:5":
+                return Alive()
+            called.append(address)
+            entered.set()
+            assert go.wait(60)
+            raise hmc.PeerLostError("no route to host")
+
+    asking = Asking(Some(), lambda remote: [Source(remote.address(0, 0))], lambda _: None, 1)  # type: ignore[arg-type]
+    asking.peer("tcp://192.0.2.9:5")
+    asking.tell("release", [Remote("stuck", "s", "192.0.2.1", 5)])
+    assert entered.wait(60)
+    asking.tell("release", [Remote("stuck too", "s", "192.0.2.2", 5)])
+    asking.tell("renew", [Remote("engine", "r", "192.0.2.9", 5)])
+    go.set()
+    asking.close(60)
+    assert called == ["tcp://192.0.2.1:5", "connected", "tcp://192.0.2.2:5"]
+
+
+def test_a_renewal_of_more_names_than_a_message_holds_renews_all() -> None:
+    renewed: list[str] = []
+
+    class Alive:
+        alive = True
+
+        def send(self, data: Any, tag: int, timeout: float) -> None:
+            renewed.extend(Ask.decode(data.tobytes()).requests)
+
+    class Some:
+        def connect(self, address: str, timeout: float) -> Any:
+            return Alive()
+
+    asking = Asking(Some(), lambda remote: [Source(remote.address(0, 0))], lambda _: None, 1)  # type: ignore[arg-type]
+    names = [f"{number:04}" + "\N{EURO SIGN}" * 996 for number in range(800)]
+    asking.tell("renew", [Remote("engine", name, "192.0.2.9", 5) for name in names])
+    asking.close(60)
+    assert renewed == names
+
+
+def test_peers_that_have_left_are_not_kept() -> None:
+    class Lost:
+        alive = False
+
+    class Some:
+        def connect(self, address: str, timeout: float) -> Any:
+            if address in called:
+                raise hmc.PeerLostError("connection refused")
+            called.append(address)
+            return Lost()
+
+    called: list[str] = []
+    asking = Asking(Some(), lambda remote: [], lambda _: None, 1)  # type: ignore[arg-type]
+    for number in range(20):
+        asking.peer(f"tcp://192.0.2.1:{number + 1}")
+    with pytest.raises(hmc.PeerLostError):
+        asking.peer(called[-1])
+    asking.peer("tcp://192.0.2.2:1")
+    assert len(asking._peers) == len(asking._connecting) == 1
+    asking.close(60)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import threading
 import time
@@ -23,6 +24,7 @@ __all__ = ["CONNECT", "Asking", "answer_of"]
 
 
 CONNECT = 10.0  # seconds to connect, and to send a question
+_MOST_NAMES = 256  # of a message, which has at most MAX_BYTES
 
 
 def answer_of(peer: Peer, tag: int, timeout: float, clock: RunningClock | None = None) -> Answer:
@@ -68,8 +70,8 @@ class _Tell:
 class Asking:
     """Connections to prefill workers, and ``threads`` threads for jobs that may wait for them. Any thread.
 
-    Messages without an answer have a thread of their own, and each engine its turn: one that is not reached delays the others by
-    one attempt to connect, however many messages there are for it.
+    Messages without an answer have a thread of their own, and each engine its turn, connected ones first: one that is not reached
+    delays the others by one attempt to connect, however many messages there are for it.
 
     ``sources`` names the prefill workers that have parts of a remote request. ``connected`` is called with each new peer.
     """
@@ -137,6 +139,9 @@ class Asking:
                     raise
                 self._connected(peer)
                 with self._lock:
+                    for gone in [other for other, known in self._peers.items() if not known.alive and other != address]:
+                        del self._peers[gone]
+                        self._connecting.pop(gone, None)
                     self._peers[address] = peer
             return peer
 
@@ -173,7 +178,7 @@ class Asking:
                     self._news.wait()
                 if not self._tells:
                     return
-                engine, *_ = key = next(iter(self._tells))
+                engine, *_ = key = self._next()
                 waiting = self._tells.pop(key)
             failed: set[str] = set()
             for tell in waiting:
@@ -181,6 +186,13 @@ class Asking:
                     self._tell_one(engine, tell, failed)
                 except Exception:  # an error of one message must not end the thread of all
                     logger.exception("HMC: a message to a prefill engine failed")
+
+    def _next(self) -> tuple[str, str, int]:
+        """The engine whose turn it is: connected ones come first. Under the lock of ``_news``."""
+        with self._lock:
+            alive = [address for address, peer in self._peers.items() if peer.alive]
+        connected = (key for key, (tell, *_) in self._tells.items() if any(tell.remotes[0].has(address) for address in alive))
+        return next(connected, None) or next(iter(self._tells))
 
     def _tell_one(self, engine: str, tell: _Tell, failed: set[str]) -> None:
         """Sends it to the engine's workers. One that fails is added to ``failed``; from then on only connected ones are tried."""
@@ -193,9 +205,10 @@ class Asking:
         for source in sources:
             if source.address in tell.skip or source.address in failed or (failed and not self._connected_to(source.address)):
                 continue
-            ask = Ask(tell.what, engine, requests, answer=tell.answers.get(source.address, 0), readers=source.readers)
+            ask = Ask(tell.what, engine, [], answer=tell.answers.get(source.address, 0), readers=source.readers)
             try:
-                self.say(ask, source.address)
+                for begin in range(0, len(requests), _MOST_NAMES):
+                    self.say(dataclasses.replace(ask, requests=requests[begin : begin + _MOST_NAMES]), source.address)
             except HmcError as error:
                 failed.add(source.address)
                 logger.warning("HMC: %s of %d requests of %s failed: %s", tell.what, len(requests), engine, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -25,6 +25,7 @@ __all__ = ["Lender"]
 # Seconds that a question about an unknown request waits: the proxy may be faster than the engine's next step.
 _GRACE = 5.0
 _LOOK = 0.05
+_MOST_WAITING = 4096  # such questions; further ones do not wait
 _REMEMBERED = 4096
 
 
@@ -65,12 +66,14 @@ class Lender:
         self._tally = tally or Tally()
         self._lock = threading.Lock()
         self._kept: dict[str, _Kept] = {}
-        self._waiting: list[tuple[Peer, Ask, float]] = []  # questions about requests that may become known
+        # Questions about requests that may become known, by request; and until when, in this order.
+        self._waiting: dict[str, list[tuple[Peer, Ask, float]]] = {}
+        self._due: deque[tuple[float, str]] = deque()
         self._clock = RunningClock(lambda: bool(self._kept or self._waiting))
         self._ended: set[str] = set()  # not yet returned by finished()
         self._past: OrderedDict[str, str] = OrderedDict()  # why requests are kept no more
-        # Questions; None: look at the waiting ones again.
-        self._asked: queue.SimpleQueue[tuple[Peer, Ask] | None] = queue.SimpleQueue()
+        # Questions, requests that are known from now on, and None at the end.
+        self._asked: queue.SimpleQueue[tuple[Peer, Ask] | str | None] = queue.SimpleQueue()
         self._closed = False
         self._listening = Listening(ASK_TAG, Ask.decode, lambda peer, ask: self._asked.put((peer, ask)))
         self._listening.accept(ctx)
@@ -85,7 +88,7 @@ class Lender:
         with self._lock:
             self._kept[request] = kept
         self._clock.wake()
-        self._asked.put(None)
+        self._asked.put(request)
 
     def finished(self) -> set[str]:
         """The requests whose blocks may change now: every reader has ended, or none has come in time. Each is returned once."""
@@ -123,11 +126,27 @@ class Lender:
     def _serve(self) -> None:
         while not self._closed:
             with contextlib.suppress(queue.Empty):
-                asked = self._asked.get(timeout=_LOOK if self._waiting else None)
-                if asked is not None:
-                    self._waiting.append((*asked, self._clock.now() + _GRACE))
-                    self._clock.wake()
-            self._waiting = [one for one in self._waiting if not self._handled(*one)]
+                asked = self._asked.get(timeout=_LOOK if self._due else None)
+                if isinstance(asked, str):
+                    self._look(self._waiting.pop(asked, []))
+                elif asked is not None:
+                    self._ask(*asked)
+            while self._due and self._due[0][0] <= self._clock.now():
+                self._look(self._waiting.pop(self._due.popleft()[1], []))
+
+    def _ask(self, peer: Peer, ask: Ask) -> None:
+        """Handles a new question, or lets it wait."""
+        until = self._clock.now() + (_GRACE if len(self._due) < _MOST_WAITING else 0.0)
+        self._look([(peer, ask, until)])
+        if ask.requests[0] in self._waiting:
+            self._due.append((until, ask.requests[0]))
+            self._clock.wake()
+
+    def _look(self, questions: list[tuple[Peer, Ask, float]]) -> None:
+        """Handles questions whose requests are known, or are waited for no more."""
+        for one in questions:
+            if not self._handled(*one):
+                self._waiting.setdefault(one[1].requests[0], []).append(one)
 
     def _handled(self, peer: Peer, ask: Ask, until: float) -> bool:
         try:
