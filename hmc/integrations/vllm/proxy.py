@@ -17,11 +17,13 @@ import secrets
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import urlsplit
+
+from hmc.integrations.vllm._departures import Departures
 
 __all__ = ["Prefill", "Proxy", "main"]
 
@@ -30,8 +32,10 @@ logger = logging.getLogger("hmc.vllm.proxy")
 _PIECE = 1 << 16  # bytes that are relayed at a time
 _MOST_BYTES = 1 << 30  # of a client's body
 _DIGITS = 12
+_JSON = "application/json"
 # Of an engine's answer, these are the proxy's own.
 _HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}
+_WITHOUT_BODY = (204, 304)
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,11 @@ class Prefill:
         url, *more = text.split(",")
         if len(more) > 3:
             raise ValueError(f"{text!r}: URL,KV_HOST:KV_PORT,TP,PP is expected")
-        host, _, port = (more[0] if more else "127.0.0.1:14579").rpartition(":")
-        tp_size, pp_size = (int(more[i]) if len(more) > i else 1 for i in (1, 2))
-        return Prefill(address_of(url), host.strip("[]"), int(port), tp_size, pp_size)
+        host, _, text_of_port = (more[0] if more else "127.0.0.1:14579").rpartition(":")
+        port, tp_size, pp_size = (int(one) for one in (text_of_port, *more[1:], *("1", "1")[len(more[1:]) :]))
+        if not 0 < port < 65536 or tp_size < 1 or pp_size < 1 or port + tp_size * pp_size > 65536:
+            raise ValueError(f"{text!r}: KV port {port}, TP {tp_size}, PP {pp_size} is out of range")
+        return Prefill(address_of(url), host.strip("[]"), port, tp_size, pp_size)
 
 
 def address_of(url: str) -> str:
@@ -102,8 +108,10 @@ class Proxy(ThreadingHTTPServer):
     """Serves at ``listen`` (host, port); takes the engines in turn. ``serve_forever`` and ``shutdown`` as of any HTTPServer."""
 
     daemon_threads = True
+    request_queue_size = 1024  # clients that connect at once
 
     def __init__(self, listen: tuple[str, int], prefills: Sequence[Prefill], decodes: Sequence[str], mode: str) -> None:
+        self.departures = Departures()
         super().__init__(listen, _Handler)
         self.mode = mode
         self._lock = threading.Lock()
@@ -114,44 +122,83 @@ class Proxy(ThreadingHTTPServer):
         with self._lock:
             return next(self._turns[0]), next(self._turns[1])
 
+    def server_close(self) -> None:
+        """Listens no more. Requests in flight go on."""
+        super().server_close()
+        self.departures.close()
+
 
 class _Handler(BaseHTTPRequestHandler):
-    """One request of a client."""
+    """A connection of a client, which has one request at a time."""
 
     server: Proxy
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # an answer is sent in pieces
+    _left = False  # the client
+
+    def setup(self) -> None:
+        super().setup()
+        self._lock = threading.Lock()
+        self._calls: list[_Call] = []  # of the request
 
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug(format, *args)
 
     def do_GET(self) -> None:
-        """Questions such as which models there are go to a decode engine."""
-        call = _Call(self.server.turn()[1])
-        try:
-            self._relay(*self._head(call, "GET", None))
-        except (OSError, http.client.HTTPException) as error:
-            self._fail(error)
+        """Questions such as which models there are go to a decode engine, without a body."""
+        self._serve(lambda _: self._pass(None, self.server.turn()[1]))
 
     def do_POST(self) -> None:
         """Generates. Bodies of several prompts or answers, and those of no generation, go to a decode engine alone."""
+        self._serve(self._generate)
+
+    def _serve(self, answer: Callable[[bytes], None]) -> None:
+        """Answers a request, and ends what it has at engines where the client leaves."""
         data = self._body()
         if data is None:
             self.close_connection = True  # what follows is not told from another request
             return
+        with self.server.departures.watched(self.connection, self._leave):
+            try:
+                answer(data)
+            except (OSError, http.client.HTTPException) as error:
+                self._fail(error)
+        with self._lock:
+            self._calls.clear()
+
+    def _leave(self) -> None:
+        """The client has left. Any thread."""
+        with self._lock:
+            self._left = True
+            calls = list(self._calls)
+        for call in calls:
+            call.end()
+
+    def _call(self, at: str) -> _Call:
+        """A request to an engine, which ends when the client leaves. Raises OSError where it has left."""
+        call = _Call(at)
+        with self._lock:
+            if self._left:
+                raise ConnectionAbortedError("the client left")
+            self._calls.append(call)
+        return call
+
+    def _generate(self, data: bytes) -> None:
+        prefill, decode = self.server.turn()
         try:
             body = json.loads(data)
         except (ValueError, RecursionError):  # RecursionError: thousands of brackets
             body = None
-        prefill, decode = self.server.turn()
-        try:
-            if not isinstance(body, dict) or not self.path.endswith("/completions") or not _is_one(body):
-                self._relay(*self._head(_Call(decode), "POST", data))
-            elif self.server.mode == "push":
-                self._push(body, prefill, decode)
-            else:
-                self._pull(body, prefill, decode)
-        except (OSError, http.client.HTTPException) as error:
-            self._fail(error)
+        if isinstance(body, dict) and self.path.endswith("/completions") and _is_one(body):
+            with contextlib.suppress(RecursionError):  # brackets that json reads and does not write: nothing was sent
+                (self._push if self.server.mode == "push" else self._pull)(body, prefill, decode)
+                return
+        self._pass(data, decode)
+
+    def _pass(self, data: bytes | None, decode: str) -> None:
+        """Passes a body on as it is."""
+        found = self.headers.get("Content-Type", _JSON)
+        self._relay(*self._head(self._call(decode), self.command, data, found))
 
     def _body(self) -> bytes | None:
         """What the client posts; None: it was refused, or the client left."""
@@ -167,13 +214,14 @@ class _Handler(BaseHTTPRequestHandler):
         return data if len(data) == int(length) else None
 
     def _pull(self, body: dict[str, Any], prefill: Prefill, decode: str) -> None:
-        params = self._prefilled(_Call(prefill.at), body, {"do_remote_decode": True})
-        self._relay(*self._head(_Call(decode), "POST", _with(body, params)))
+        params = self._prefilled(self._call(prefill.at), body, {"do_remote_decode": True})
+        self._relay(*self._head(self._call(decode), "POST", _with(body, params)))
 
     def _push(self, body: dict[str, Any], prefill: Prefill, decode: str) -> None:
         transfer = secrets.token_hex(16)
         there = {"remote_host": prefill.host, "remote_port": prefill.port, "tp_size": prefill.tp_size, "pp_size": prefill.pp_size}
-        first, second = _Call(prefill.at), _Call(decode)
+        asked = _with(body, {"do_remote_prefill": True, "transfer_id": transfer, **there})
+        first, second = self._call(prefill.at), self._call(decode)
         decided = threading.Lock()  # taken by the first of: prefill has failed, decode has answered or failed
         second.connect()
 
@@ -185,13 +233,13 @@ class _Handler(BaseHTTPRequestHandler):
         threading.Thread(target=compute, daemon=True).start()
         found = None
         try:
-            found = self._head(second, "POST", _with(body, {"do_remote_prefill": True, "transfer_id": transfer, **there}))
+            found = self._head(second, "POST", asked)
         except (OSError, http.client.HTTPException):
             if decided.acquire(blocking=False):
                 first.end()
                 raise
         if found is None or not decided.acquire(blocking=False):
-            found = self._head(_Call(decode), "POST", _with(body, None))
+            found = self._head(self._call(decode), "POST", _with(body, None))
         try:
             self._relay(*found)
         finally:
@@ -202,7 +250,7 @@ class _Handler(BaseHTTPRequestHandler):
         asked = {name: value for name, value in body.items() if name not in ("stream_options", "min_tokens")}
         asked |= {name: 1 for name in ("max_tokens", "max_completion_tokens") if name in asked or name == "max_tokens"}
         try:
-            answer = call.start("POST", self.path, _with({**asked, "stream": False}, params), self._headers())
+            answer = call.start("POST", self.path, _with({**asked, "stream": False}, params), self._headers(_JSON))
             found = answer.read()
             if answer.status == 200:
                 return json.loads(found).get("kv_transfer_params") or {}
@@ -211,9 +259,11 @@ class _Handler(BaseHTTPRequestHandler):
             logger.warning("prefill failed: %r", error)
         return None
 
-    def _head(self, call: _Call, method: str, body: bytes | None) -> tuple[_Call, http.client.HTTPResponse, bytes]:
+    def _head(
+        self, call: _Call, method: str, body: bytes | None, content: str = _JSON
+    ) -> tuple[_Call, http.client.HTTPResponse, bytes]:
         """Asks an engine, and waits for the first bytes of its answer's body, before which nothing goes to the client."""
-        answer = call.start(method, self.path, body, self._headers())
+        answer = call.start(method, self.path, body, self._headers(content))
         return call, answer, _read(answer)
 
     def _relay(self, call: _Call, answer: http.client.HTTPResponse, piece: bytes) -> None:
@@ -223,24 +273,32 @@ class _Handler(BaseHTTPRequestHandler):
             for name, value in answer.getheaders():
                 if name.lower() not in _HOP:
                     self.send_header(name, value)
-            self.send_header("Transfer-Encoding", "chunked")
+            chunked = self.request_version >= "HTTP/1.1" and answer.status not in _WITHOUT_BODY
+            if chunked:
+                self.send_header("Transfer-Encoding", "chunked")
+            elif answer.status not in _WITHOUT_BODY:
+                self.send_header("Connection", "close")
             self.end_headers()
             while piece:
-                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece) if chunked else piece)
                 piece = _read(answer)
-            self.wfile.write(b"0\r\n\r\n")
+            if chunked:
+                self.wfile.write(b"0\r\n\r\n")
         except (OSError, http.client.HTTPException) as error:
             logger.warning("a request ended early: %r", error)
             self.close_connection = True
         finally:
             call.end()
 
-    def _headers(self) -> dict[str, str]:
+    def _headers(self, content: str) -> dict[str, str]:
         kept = ("authorization", "x-request-id")
         found = {name: value for name, value in self.headers.items() if name.lower() in kept}
-        return {**found, "Content-Type": "application/json"}
+        return {**found, "Content-Type": content}
 
     def _fail(self, error: Exception) -> None:
+        if self._left:
+            self.close_connection = True
+            return
         logger.warning("no engine answers: %r", error)
         with contextlib.suppress(OSError):
             self.send_error(502, f"no engine answers: {error}")
