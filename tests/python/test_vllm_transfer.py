@@ -15,6 +15,7 @@ import hmc
 from hmc import kv
 from hmc.integrations.vllm import _fetcher, _lender
 from hmc.integrations.vllm._fetcher import Fetcher
+from hmc.integrations.vllm._lender import Lender
 from hmc.integrations.vllm._loading import Fetch
 from hmc.integrations.vllm._messages import ASK_TAG, MAX_BYTES, Answer, Ask
 from hmc.integrations.vllm._params import Remote, digest_of
@@ -222,6 +223,33 @@ def test_a_fetch_that_fails_at_one_worker_releases_the_request_at_the_others(how
         assert wait_for(lambda: any(found := sides.fetcher.finished()) and found) == ({"local r"}, {5, 6})
         assert others.lender_ended() == {"r"}
         assert how == "refused" or sides.lender_ended() == {"r"}
+
+
+@pytest.mark.parametrize("how", ["refused", "cancelled while it waits"])
+def test_a_fetch_of_another_prompt_releases_nothing(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[str] = []
+    real = Lender._handle
+
+    def keep(self: Lender, peer: hmc.Peer, ask: Ask, until: float) -> bool:
+        done = real(self, peer, ask, until)
+        released.extend(ask.requests if ask.what == "release" else [])
+        return done
+
+    monkeypatch.setattr(Lender, "_handle", keep)
+    with two_sides(seconds=1000) as sides, two_sides(seconds=1000) as others:
+        sides.sources = lambda _: [Source(sides.remote.address(0, 0)), Source(others.remote.address(0, 0))]
+        for lender in (sides.lender, others.lender):
+            lender.keep("r", [1, 2], 40, prompt="here")
+        fetch = Fetch("local r", sides.remote, [5, 6], 0, 40, prompt="another")
+        if how == "refused":
+            sides.fetcher.fetch(fetch)
+        else:
+            monkeypatch.setattr(sides.fetcher._asking, "do", lambda _: None)
+            sides.fetcher.fetch(fetch)
+            sides.fetcher.cancel("local r")
+        assert wait_for(lambda: any(found := sides.fetcher.finished()) and found) == ({"local r"}, {5, 6})
+        wait_for(lambda: len(released) == (1 if how == "refused" else 2))
+        assert sides.lender.held == others.lender.held == 1
 
 
 def test_a_lost_prefill_engine_fails_the_fetch_and_a_new_one_at_its_address_serves() -> None:

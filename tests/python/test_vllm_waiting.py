@@ -167,7 +167,7 @@ def test_an_offer_that_waits_for_a_thread_is_renewed() -> None:
     with pushing() as sides:
         told: list[Any] = []
         go = threading.Event()
-        sides.receiver._asking.tell = lambda *what: told.append(what[:2])  # type: ignore[method-assign,assignment]
+        sides.receiver._asking.tell = lambda *what, **_: told.append(what[:2])  # type: ignore[method-assign,assignment]
         for _ in range(4):
             sides.receiver._asking.do(lambda: go.wait(60))
         sides.offer([5, 6], 40)

@@ -59,12 +59,16 @@ class _Attempt:
 
 @dataclass
 class _Tell:
-    """A message without an answer. ``answers``: offers that it ends, by address. ``skip``: addresses that do not get it."""
+    """A message without an answer, otherwise ``like`` a question.
+
+    ``answers``: offers that it ends, by address. ``skip``: addresses that do not get it.
+    """
 
     what: str
     remotes: list[Remote]
     answers: Mapping[str, int]
     skip: Collection[str]
+    like: Ask
 
 
 class Asking:
@@ -97,18 +101,24 @@ class Asking:
         self._jobs.put(job)
 
     def tell(
-        self, what: str, remotes: Sequence[Remote], answers: Mapping[str, int] | None = None, skip: Collection[str] = ()
+        self,
+        what: str,
+        remotes: Sequence[Remote],
+        answers: Mapping[str, int] | None = None,
+        *,
+        skip: Collection[str] = (),
+        like: Ask | None = None,
     ) -> None:
         """Says something that has no answer about requests, all of one engine, to all of its workers. Returns at once.
 
-        ``answers`` and ``skip``: see :class:`_Tell`.
+        ``answers``, ``skip`` and ``like``: see :class:`_Tell`.
         """
         one = remotes[0]
         with self._news:
             waiting = self._tells.setdefault((one.engine, one.host, one.port), [])
             same = next((tell for tell in waiting if tell.what == what == "renew"), None)
             if same is None:
-                waiting.append(_Tell(what, list(remotes), answers or {}, skip))
+                waiting.append(_Tell(what, list(remotes), answers or {}, skip, like or Ask(what, one.engine, [])))
             else:
                 known = {remote.request for remote in same.remotes}
                 same.remotes += [remote for remote in remotes if remote.request not in known]
@@ -205,7 +215,7 @@ class Asking:
         for source in sources:
             if source.address in tell.skip or source.address in failed or (failed and not self._connected_to(source.address)):
                 continue
-            ask = Ask(tell.what, engine, [], answer=tell.answers.get(source.address, 0), readers=source.readers)
+            ask = dataclasses.replace(tell.like, answer=tell.answers.get(source.address, 0), readers=source.readers)
             try:
                 for begin in range(0, len(requests), _MOST_NAMES):
                     self.say(dataclasses.replace(ask, requests=requests[begin : begin + _MOST_NAMES]), source.address)

@@ -14,7 +14,6 @@ from hmc._core import Context
 from hmc.errors import HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError
 from hmc.integrations.vllm._asking import CONNECT, answer_of
 from hmc.integrations.vllm._loading import Fetch, Loading
-from hmc.integrations.vllm._messages import Ask
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source
 
@@ -105,7 +104,7 @@ class Fetcher(Loading):
                 if source.read:
                     parts.append(self._pull(fetch, source, running, running.asked + self._timeout))
                 else:
-                    self._asking.say(Ask("release", fetch.remote.engine, [fetch.remote.request]), source.address)
+                    self._asking.say(self._ask("release", fetch), source.address)
             self._check_complete(parts)
             nbytes = sum(pool.counters(fetch.request).get("bytes_read", 0) for pool in self._pools)
             self._tally.loaded(time.monotonic() - running.asked, nbytes, fetch.tokens)
@@ -113,7 +112,7 @@ class Fetcher(Loading):
         except Exception as error:
             self._failed(fetch, error)
             if asked:  # the other prefill workers would wait for this reader
-                self._asking.tell("release", [fetch.remote], skip=asked)
+                self._asking.tell("release", [fetch.remote], like=self._ask("release", fetch), skip=asked)
         finally:
             with self._lock:
                 self._end(fetch, failed)
@@ -129,22 +128,12 @@ class Fetcher(Loading):
         """Ends a fetch that no thread has begun. Under the lock."""
         self._end(running.fetch, True)
         self._failed(running.fetch, error)
-        self._asking.tell("release", [running.fetch.remote])
+        self._asking.tell("release", [running.fetch.remote], like=self._ask("release", running.fetch))
 
     def _pull(self, fetch: Fetch, source: Source, running: _Running, until: float) -> tuple[tuple[int, int], tuple[int, int]]:
         """Pulls what a source has of a request. Returns its (layers, heads)."""
         what = "release" if running.cancelled else "lease"
-        ask = Ask(
-            what,
-            fetch.remote.engine,
-            [fetch.remote.request],
-            answer=secrets.randbits(61) | 1,
-            first=fetch.skip,
-            tokens=fetch.tokens,
-            readers=source.readers,
-            model=self._model,
-            prompt=fetch.prompt,
-        )
+        ask = self._ask(what, fetch, answer=secrets.randbits(61) | 1, readers=source.readers)
         peer = self._asking.say(ask, source.address, min(CONNECT, _left(until)))
         if what == "release":
             raise HmcCancelledError(f"the fetch of request {fetch.request} was cancelled")

@@ -166,12 +166,14 @@ class Lender:
                 peer.isend(Piece(ask.answer, error=why).encode(), tag=PIECE_TAG)
             return True
         request = ask.requests[0]
+        is_reader = False
         with self._lock:
             kept = self._kept.get(request)
             past = self._past.get(request)
             if kept is not None:
                 kept.reading += 1
-                if ask.engine == self._engine and not kept.differs(ask):
+                is_reader = ask.engine == self._engine and not kept.differs(ask)
+                if is_reader:
                     kept.readers = ask.readers
         try:
             if ask.engine != self._engine:
@@ -191,7 +193,7 @@ class Lender:
         finally:
             if kept is not None:
                 # Leases count for themselves by now.
-                self._reader_left(kept, ended=ask.what == "release" and ask.engine == self._engine)
+                self._reader_left(kept, ended=ask.what == "release" and is_reader)
         if ask.what == "lease" and answer is not None:
             with contextlib.suppress(HmcError):  # a lost reader needs no answer
                 peer.isend(answer.encode(), tag=ask.answer)

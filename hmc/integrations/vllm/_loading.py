@@ -12,6 +12,7 @@ from hmc._core import Context, Peer
 from hmc.errors import HmcCancelledError, HmcError, InvalidArgumentError
 from hmc.integrations.vllm._asking import Asking
 from hmc.integrations.vllm._log import logger
+from hmc.integrations.vllm._messages import Ask
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source
 from hmc.integrations.vllm._tally import Tally
@@ -66,6 +67,12 @@ class Loading:
         self._tally = tally or Tally()
         self._lock = threading.Lock()
         self._asking = Asking(ctx, sources, connected, threads)
+
+    def _ask(self, what: str, fetch: Fetch, **more: int) -> Ask:
+        """A question about a request, with which a prefill worker notices that it has another prompt."""
+        remote = fetch.remote
+        first, tokens, prompt = fetch.skip, fetch.tokens, fetch.prompt
+        return Ask(what, remote.engine, [remote.request], first=first, tokens=tokens, model=self._model, prompt=prompt, **more)
 
     def release(self, remote: Remote) -> None:
         """Says to the prefill workers that nothing of a request is wanted, so that they free its blocks. Returns at once."""

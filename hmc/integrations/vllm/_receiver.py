@@ -22,7 +22,7 @@ from hmc.errors import (
 )
 from hmc.integrations.vllm._listening import Listening
 from hmc.integrations.vllm._loading import Fetch, Loading
-from hmc.integrations.vllm._messages import PIECE_TAG, Answer, Ask, Piece
+from hmc.integrations.vllm._messages import PIECE_TAG, Answer, Piece
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Source
 
@@ -150,17 +150,8 @@ class Receiver(Loading):
         try:
             for source in self._asking.sources(fetch.remote):
                 part = _Incoming(source, secrets.randbits(61) | 1, fetch.skip)
-                ask = Ask(
-                    "offer" if source.read else "release",
-                    fetch.remote.engine,
-                    [fetch.remote.request],
-                    answer=part.offer if source.read else 0,
-                    first=fetch.skip,
-                    tokens=fetch.tokens,
-                    readers=source.readers,
-                    model=self._model,
-                    prompt=fetch.prompt,
-                )
+                what, answer = ("offer", part.offer) if source.read else ("release", 0)
+                ask = self._ask(what, fetch, answer=answer, readers=source.readers)
                 peer = self._asking.peer(source.address)
                 if source.read:
                     with self._lock:
@@ -273,7 +264,7 @@ class Receiver(Loading):
         fetch, offers = one.fetch, {part.source.address: part.offer for part in one.parts}
         if not offers and isinstance(one.failure, PeerLostError | HmcTimeoutError):
             return  # the prefill workers were not reached: they free its blocks in time
-        self._asking.tell("release", [fetch.remote], offers)
+        self._asking.tell("release", [fetch.remote], offers, like=self._ask("release", fetch))
 
     def _end(self, one: _Receiving) -> None:
         """Counts a request that is over. Under the lock."""
