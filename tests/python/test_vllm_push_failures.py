@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -335,6 +336,19 @@ def test_a_flood_of_offers_is_refused() -> None:
     early, peer = Early(), object()
     refused = [one for number in range(5000) for one in early.add(peer, Ask("offer", "", ["t"], answer=number + 1))]  # type: ignore[arg-type]
     assert [ask.answer for _, ask in refused] == list(range(1025, 5001))
+
+
+def test_offers_of_many_requests_are_bounded_in_all() -> None:
+    here: Any = SimpleNamespace(alive=True)
+    early, refused = Early(), 0
+    for request in range(100):
+        for number in range(1000):
+            refused += len(early.add(here, Ask("offer", "", [str(request)], answer=number + 1, tokens=1)))
+    assert refused >= 100 * 1000 - 65536
+    assert sum(len(early.take(str(request))) for request in range(100)) == 100 * 1000 - refused
+    assert early.add(here, Ask("offer", "", ["r"], answer=5)) == early.add(here, Ask("release", "", ["r"], answer=5)) == []
+    assert [ask.what for _, ask in early.take("r")] == ["release"]
+    assert early._count == 0
 
 
 def test_requests_to_an_engine_that_is_not_reached_fail_together() -> None:

@@ -14,6 +14,7 @@ __all__ = ["Chunk", "Dropped", "Early", "Outgoing", "Reader"]
 
 _MOST = 4096
 _MOST_ASKED = 1024  # offers and releases of one request
+_MOST_IN_ALL = 65536
 
 
 @dataclass(frozen=True)
@@ -100,22 +101,32 @@ class Outgoing:
 
 
 class Early:
-    """Offers and releases of requests that have not been computed yet: of the last 4096 requests."""
+    """Offers and releases of requests that have not been computed yet: of the last 4096 requests, and 65536 in all."""
 
     def __init__(self) -> None:
         self._found: OrderedDict[str, list[tuple[Peer, Ask]]] = OrderedDict()
+        self._count = 0
 
     def add(self, peer: Peer, ask: Ask) -> list[tuple[Peer, Ask]]:
         """Keeps one. Returns those that are kept no more."""
         asked = self._found.setdefault(ask.requests[0], [])
         if len(asked) >= _MOST_ASKED:
             return [(peer, ask)]
+        before = len(asked)
         if ask.what == "release":
             asked[:] = [one for one in asked if one[1].answer != ask.answer or not ask.answer]
             ask = dataclasses.replace(ask, answer=0)  # its offer is gone
         asked.append((peer, ask))
-        return self._found.popitem(last=False)[1] if len(self._found) > _MOST else []
+        self._count += len(asked) - before
+        if len(self._found) <= _MOST and self._count <= _MOST_IN_ALL:
+            return []
+        return self._pop(next(iter(self._found)))
 
     def take(self, transfer: str) -> list[tuple[Peer, Ask]]:
         """Those of a request, of peers that are there."""
-        return [(peer, ask) for peer, ask in self._found.pop(transfer, ()) if peer.alive]
+        return [(peer, ask) for peer, ask in self._pop(transfer) if peer.alive]
+
+    def _pop(self, transfer: str) -> list[tuple[Peer, Ask]]:
+        found = self._found.pop(transfer, [])
+        self._count -= len(found)
+        return found
