@@ -111,6 +111,19 @@ def test_many_clients_connect_at_once_and_small_pieces_are_sent_at_once() -> Non
         assert delays == [1]
 
 
+def test_other_requests_take_no_turns_of_generations() -> None:
+    with proxied("pull", prefilled, decoded) as (first, third, one), proxied("pull", prefilled, decoded) as (second, fourth, _):
+        engines = (first, second, third, fourth)
+        with Proxy(("127.0.0.1", 0), [Prefill(first.at), Prefill(second.at)], [third.at, fourth.at], one.mode) as proxy:
+            threading.Thread(target=proxy.serve_forever, args=(0.01,), daemon=True).start()
+            for _ in range(4):
+                assert b" 200 " in exchange(proxy, b"GET /v1/models HTTP/1.1\r\nConnection: close\r\n\r\n")
+                assert ask(proxy, prompt="a")[0] == 200
+            proxy.shutdown()
+        asked = [[engine.asked.get(timeout=TIMEOUT)[0] for _ in range(engine.asked.qsize())] for engine in engines]
+        assert [paths.count("/v1/completions") for paths in asked] == [2, 2, 2, 2]
+
+
 def test_a_closed_proxy_leaves_no_thread() -> None:
     before = set(threading.enumerate())
     proxy = Proxy(("127.0.0.1", 0), [Prefill("127.0.0.1:1")], ["127.0.0.1:1"], "pull")

@@ -116,11 +116,17 @@ class Proxy(ThreadingHTTPServer):
         self.mode = mode
         self._lock = threading.Lock()
         self._turns: tuple[Iterator[Prefill], Iterator[str]] = itertools.cycle(prefills), itertools.cycle(decodes)
+        self._others = itertools.cycle(decodes)
 
     def turn(self) -> tuple[Prefill, str]:
-        """The engines of the next request."""
+        """The engines of the next request that both compute."""
         with self._lock:
             return next(self._turns[0]), next(self._turns[1])
+
+    def decode_turn(self, generates: bool) -> str:
+        """The decode engine of the next request that it answers alone. Others than generations have turns of their own."""
+        with self._lock:
+            return next(self._turns[1] if generates else self._others)
 
     def server_close(self) -> None:
         """Listens no more. Requests in flight go on."""
@@ -146,7 +152,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         """Questions such as which models there are go to a decode engine, without a body."""
-        self._serve(lambda _: self._pass(None, self.server.turn()[1]))
+        self._serve(lambda _: self._pass(None, self.server.decode_turn(False)))
 
     def do_POST(self) -> None:
         """Generates. Bodies of several prompts or answers, and those of no generation, go to a decode engine alone."""
@@ -184,16 +190,16 @@ class _Handler(BaseHTTPRequestHandler):
         return call
 
     def _generate(self, data: bytes) -> None:
-        prefill, decode = self.server.turn()
         try:
             body = json.loads(data)
         except (ValueError, RecursionError):  # RecursionError: thousands of brackets
             body = None
-        if isinstance(body, dict) and self.path.endswith("/completions") and _is_one(body):
+        generates = isinstance(body, dict) and self.path.endswith("/completions")
+        if generates and _is_one(body):
             with contextlib.suppress(RecursionError):  # brackets that json reads and does not write: nothing was sent
-                (self._push if self.server.mode == "push" else self._pull)(body, prefill, decode)
+                (self._push if self.server.mode == "push" else self._pull)(body, *self.server.turn())
                 return
-        self._pass(data, decode)
+        self._pass(data, self.server.decode_turn(generates))
 
     def _pass(self, data: bytes | None, decode: str) -> None:
         """Passes a body on as it is."""
