@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from vllm_sides import two_sides
 
+from hmc.errors import UnsupportedError
 from hmc.integrations.vllm._params import Remote
 from hmc.integrations.vllm._ranks import Grid, Source, heads_of
 
@@ -47,6 +48,19 @@ def test_every_worker_reads_all_it_needs_once(heads: int, here: int, there: int,
             assert (seen[begin:end, first : first + count] == 1).all()
     assert said == {address: {count} for address, count in reads.items()}
     assert sorted(released) == sorted(set(places) - set(reads)), "every worker is read or released, or it keeps its blocks"
+
+
+@pytest.mark.parametrize(("tp_size", "pp_size"), [(1, LAYERS + 1), (1, 60_000), (3, 1), (6, 2)])
+def test_sizes_that_do_not_fit_the_model_are_refused(tp_size: int, pp_size: int) -> None:
+    asked: list[int] = []
+
+    def count(rank: int, size: int) -> tuple[int, int]:
+        asked.append(size)
+        return layers_of(rank, size)
+
+    with pytest.raises(UnsupportedError, match=f"tp_size {tp_size} and pp_size {pp_size}"):
+        Grid(4, 2, 1, 0, 0).sources(Remote("e", "r", "h", 1000, tp_size, pp_size), count)
+    assert pp_size not in asked or pp_size <= LAYERS, "vLLM computes all stages at each call"
 
 
 def test_a_worker_without_readers_is_released() -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from hmc.errors import UnsupportedError
 from hmc.integrations.vllm._params import Remote
 
 __all__ = ["Grid", "Source", "heads_of"]
@@ -41,7 +42,16 @@ class Grid:
     tp: int
 
     def sources(self, remote: Remote, layers_of: LayersOf) -> list[Source]:
-        """The workers of ``remote`` that this worker reads, and those that it has to release."""
+        """The workers of ``remote`` that this worker reads, and those that it has to release.
+
+        Raises UnsupportedError for sizes that no engine of this model has: clients name them.
+        """
+        layers = layers_of(self.pp_size - 1, self.pp_size)[1]
+        if remote.pp_size > layers or (self.heads % remote.tp_size and remote.tp_size % self.heads):
+            raise UnsupportedError(
+                f"tp_size {remote.tp_size} and pp_size {remote.pp_size} of the prefill engine do not fit a model of {self.heads} "
+                f"KV heads and {layers} layers"
+            )
         readers: Counter[tuple[int, int]] = Counter()
         for pp in range(self.pp_size):
             for tp in range(self.tp_size):
