@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -55,6 +56,23 @@ def test_a_renewal_does_not_wait_for_fetches() -> None:
         kept = sides.lender._kept["r"]
         before = pass_time(sides.lender._kept, kept)
         sides.fetcher.renew([sides.remote])
+        wait_for(lambda: kept.expires > before)
+
+
+def test_a_request_with_wrong_sizes_does_not_end_the_renewal_of_others() -> None:
+    with two_sides(seconds=1000) as sides:
+        of = sides.sources
+
+        def sources(remote: Remote) -> list[Source]:
+            if remote.tp_size != 1:
+                raise hmc.UnsupportedError("the sizes do not fit the model")
+            return of(remote)
+
+        sides.sources = sources
+        sides.lender.keep("r", [1, 2], 40)
+        kept = sides.lender._kept["r"]
+        before = pass_time(sides.lender._kept, kept)
+        sides.fetcher.renew([dataclasses.replace(sides.remote, request="wrong", tp_size=3), sides.remote])
         wait_for(lambda: kept.expires > before)
 
 

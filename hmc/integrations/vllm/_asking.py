@@ -91,7 +91,7 @@ class Asking:
         self._connecting: dict[str, _Attempt] = {}
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._news = threading.Condition()
-        self._tells: dict[tuple[str, str, int], list[_Tell]] = {}  # by engine and its address
+        self._tells: dict[Remote, list[_Tell]] = {}  # by engine
         self._closed = False
         self._threads = [start_thread(self._work, "hmc.vllm ask") for _ in range(threads)]
         self._threads.append(start_thread(self._tell, "hmc.vllm tell"))
@@ -115,7 +115,7 @@ class Asking:
         """
         one = remotes[0]
         with self._news:
-            waiting = self._tells.setdefault((one.engine, one.host, one.port), [])
+            waiting = self._tells.setdefault(one.workers, [])
             same = next((tell for tell in waiting if tell.what == what == "renew"), None)
             if same is None:
                 waiting.append(_Tell(what, list(remotes), answers or {}, skip, like or Ask(what, one.engine, [])))
@@ -188,20 +188,20 @@ class Asking:
                     self._news.wait()
                 if not self._tells:
                     return
-                engine, *_ = key = self._next()
-                waiting = self._tells.pop(key)
+                engine = self._next()
+                waiting = self._tells.pop(engine)
             failed: set[str] = set()
             for tell in waiting:
                 try:
-                    self._tell_one(engine, tell, failed)
+                    self._tell_one(engine.engine, tell, failed)
                 except Exception:  # an error of one message must not end the thread of all
                     logger.exception("HMC: a message to a prefill engine failed")
 
-    def _next(self) -> tuple[str, str, int]:
+    def _next(self) -> Remote:
         """The engine whose turn it is: connected ones come first. Under the lock of ``_news``."""
         with self._lock:
             alive = [address for address, peer in self._peers.items() if peer.alive]
-        connected = (key for key, (tell, *_) in self._tells.items() if any(tell.remotes[0].has(address) for address in alive))
+        connected = (engine for engine in self._tells if any(engine.has(address) for address in alive))
         return next(connected, None) or next(iter(self._tells))
 
     def _tell_one(self, engine: str, tell: _Tell, failed: set[str]) -> None:

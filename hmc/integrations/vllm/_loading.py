@@ -79,8 +79,12 @@ class Loading:
         self._asking.tell("release", [remote])
 
     def renew(self, remotes: Sequence[Remote]) -> None:
-        """Says to the prefill workers that requests, all of one engine, are wanted later. Returns at once."""
-        self._asking.tell("renew", remotes)
+        """Says to the prefill workers that requests are wanted later. Returns at once."""
+        by_engine: dict[Remote, list[Remote]] = {}
+        for remote in remotes:
+            by_engine.setdefault(remote.workers, []).append(remote)
+        for some in by_engine.values():
+            self._asking.tell("renew", some)
 
     def _renew_wanted(self, remotes: Iterable[Remote]) -> None:
         """Renews requests that are read later, as other engines or workers come first. Does nothing until it is time again."""

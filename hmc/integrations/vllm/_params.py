@@ -6,6 +6,7 @@ both engines at once, for layered push, gives it one ``transfer_id`` for both.
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -89,6 +90,11 @@ class Remote:
         """Where a worker listens."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return f"tcp://{host}:{self.port + pp * self.tp_size + tp}"
+
+    @property
+    def workers(self) -> Remote:
+        """Its engine, as the params describe it: without the request."""
+        return dataclasses.replace(self, request="")
 
     def has(self, address: str) -> bool:
         """Whether one of its workers listens at an address."""

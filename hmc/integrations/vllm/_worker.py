@@ -129,11 +129,7 @@ class Worker:
             self._fetcher.cancel(request)
         for remote in news.release:
             self._fetcher.release(remote)
-        by_engine: dict[tuple[str, str, int], list[Remote]] = {}
-        for remote in news.renew:
-            by_engine.setdefault((remote.engine, remote.host, remote.port), []).append(remote)
-        for remotes in by_engine.values():
-            self._fetcher.renew(remotes)
+        self._fetcher.renew(news.renew)
 
     def finished(self) -> tuple[set[str], set[str], set[int]]:
         """Requests whose blocks are free, requests that were fetched, and the blocks of those that failed."""
