@@ -251,8 +251,9 @@ class Buffer(Owned):
     def close(self, timeout: float | None = 5.0) -> None:
         """Leaves the group: for the other ranks this one is no longer alive. Not collective; Buffers are closed in any order.
 
-        Waits until the other ranks have read this rank's results. HmcTimeoutError: a rank has not called combine, or may still
-        access the memory, whose pages HMC keeps; another close() continues. Idempotent.
+        Waits until the other ranks have read this rank's results, then frees the memory; x2 and results that the program keeps
+        stay. HmcTimeoutError: a rank has not called combine, or may still access the memory, whose pages HMC keeps; another
+        close() continues. Idempotent.
         """
         deadline = Deadline(timeout)
         self._in_turn(deadline, lambda: self._close(deadline))
@@ -267,6 +268,8 @@ class Buffer(Owned):
                 self._pending = None
             self._fabric.close(deadline)
             self._closed = True
+        self._undelivered = []
+        self._fabric.free()
 
     def _leave(self, deadline: Deadline) -> None:
         peers = self._fabric.peers

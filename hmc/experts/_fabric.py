@@ -43,6 +43,7 @@ CLOSED, MASKED = -1, -2
 #: Raised by a rank that has read another one's results.
 READ = 9
 _MOST_SAID = 2000  # characters of an error that other ranks get
+_MEMORY = ("outbox", "window", "staging", "_staged", "rows", "scales", "results", "gathered", "windows", "stagings")  # of a Fabric
 
 
 class Kind(IntEnum):
@@ -191,3 +192,8 @@ class Fabric:
         for buffer in (self.staging, self.window, self.outbox):
             buffer.close(deadline.left())
         self.comm.close(deadline.left())
+
+    def free(self) -> None:
+        """After close(): releases the memory, however long the program keeps the Buffer or a Handle. Idempotent."""
+        for name in _MEMORY:
+            self.__dict__.pop(name, None)
