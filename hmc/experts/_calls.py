@@ -82,45 +82,53 @@ class Call(ABC):
         ranks = self.fabric.peers.alive_of(self._ranks)
         self.announce(ranks)
         self._steps.write(ranks)
-        for rank, error in self._put_headers(ranks):
-            self.fabric.peers.lose_if_gone(rank, error)
+        self._check(self._late_of(self._put_headers(ranks)), deadline)
 
     def _put_headers(self, ranks: list[int]) -> Failures:
         return self._steps.send(self.fabric.comm, self.fabric.outbox, self.fabric.windows, ranks)
 
     def _collect(self, deadline: Deadline) -> None:
-        peers, late = self.fabric.peers, []
-        for rank, error in self._steps.take(self.fabric.comm, peers.alive_of(self._ranks), deadline.left()):
-            if isinstance(error, HmcTimeoutError):
-                late.append(rank)
-            else:
-                peers.lose_if_gone(rank, error)
+        peers = self.fabric.peers
+        late = self._late_of(self._steps.take(self.fabric.comm, peers.alive_of(self._ranks), deadline.left()))
         self._read([rank for rank in peers.alive_of(self._ranks) if rank not in late])
         self._check(late, deadline)
 
     def _read(self, ranks: list[int]) -> None:
-        for rank, error in self._steps.read(ranks):
-            if isinstance(error, ClosedError | PeerLostError):
-                self.fabric.peers.lose(rank)
-            if not isinstance(error, ClosedError):
-                raise error
+        error: HmcError | None = None
+        try:
+            for rank, error in self._steps.read(ranks):
+                if isinstance(error, ClosedError | PeerLostError):
+                    self.fabric.peers.lose(rank)
+                if not isinstance(error, ClosedError):
+                    raise error
+        finally:
+            error = None  # its traceback references this frame, and the frame the call's rows
 
     def _get(self, ranks: list[int], deadline: Deadline) -> None:
-        for rank, error in self.get(ranks, deadline):
-            if isinstance(error, HmcTimeoutError):
-                self._check([rank], deadline)
-            self.fabric.peers.lose_if_gone(rank, error)
+        self._check(self._late_of(self.get(ranks, deadline)), deadline)
 
     def _await(self, ranks: list[int], deadline: Deadline) -> None:
+        self._check(self._late_of(self._steps.wait(ranks, deadline.left()), drops=True), deadline)
+
+    def _late_of(self, failures: Failures, drops: bool = False) -> list[int]:
+        """Whose step timed out. Loses the ranks that are gone; raises the error of another one.
+
+        ``drops``: also goes on without ranks whose connection failed while they live.
+        """
         late = []
-        for rank, error in self._steps.wait(ranks, deadline.left()):
-            if isinstance(error, HmcTimeoutError):
-                late.append(rank)
-            elif isinstance(error, TransportError):  # the connection failed while the rank lives
-                self.fabric.drop(rank)
-            else:
-                self.fabric.peers.lose_if_gone(rank, error)
-        self._check(late, deadline)
+        error: HmcError | None = None
+        try:
+            for rank, error in failures:
+                if isinstance(error, HmcTimeoutError):
+                    late.append(rank)
+                elif drops and isinstance(error, TransportError):
+                    self.fabric.drop(rank)
+                else:
+                    self.fabric.peers.lose_if_gone(rank, error)
+        finally:
+            error = None  # its traceback references this frame, and the frame the call's rows
+            failures.clear()
+        return late
 
     def _check_not_masked(self) -> None:
         """PeerLostError. A rank that masked this one may have ended since, and then looks like one that died."""
@@ -278,7 +286,7 @@ class Combine(Call):
                 try:
                     sources.append((rank, self.fabric.result_buffer(rank, descriptor, deadline)))
                 except HmcError as error:
-                    failures.append((rank, error))
+                    failures.append((rank, error.with_traceback(None)))  # which would reference this frame and the list
         fabric, row_bytes = self.fabric, self.fabric.shape.result_bytes
         if self._in_place:
             others = self._steps.load(fabric.sums.device, row_bytes, sources)

@@ -89,9 +89,13 @@ class Intake:
             return []
         self._what = " and ".join(what for what, *_ in copies)
         record(self._queued, _core.queue_copies, [(array, memory) for _, array, memory in copies])
-        done, _, error = self._queued[-1]
-        if error is not None:
-            raise error
+        done, marks, error = self._queued[-1]
+        self._queued[-1] = done, marks, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            error = None  # its traceback references this frame, and the frame the arrays
         self.drain(deadline, _AFTER)
         return [what for (what, *_), queued in zip(copies, done, strict=True) if queued]
 

@@ -85,7 +85,10 @@ class Peers:
         """After an error of what was asked of a rank: where it died or has left. Else raises the error."""
         left = isinstance(error, ClosedError) and not self.comm.context.closed
         if not (left or isinstance(error, PeerLostError | StaleBufferError)):
-            raise error
+            try:
+                raise error
+            finally:
+                del error  # its traceback references this frame
         self.lose(rank)
 
     def release(self, rank: int, number: int) -> None:

@@ -4,17 +4,41 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import textwrap
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from survivors import run_survivors
 
 import hmc
 import hmc.experts
+from hmc import _core
+from hmc._deadline import Deadline
+from hmc.experts._intake import Intake
 
 X, IDS, WEIGHTS = np.ones((3, 4), np.float32), np.zeros((3, 1), np.int64), np.ones((3, 1), np.float32)
+
+PRELUDE = """
+import gc, weakref
+import hmc.experts
+from experts_layer import *
+from hmc.experts import _calls
+comm = hmc.init(timeout=30)
+ep = buffer_of(comm)
+x, ids, weights = rows((1, comm.rank), 17, 33), np.full((17, 1), 12 * (1 - comm.rank)), np.ones((17, 1), np.float32)
+made = []
+run = _calls.Call.run
+def watched(call, deadline):
+    made.append(weakref.ref(call))
+    return run(call, deadline)
+_calls.Call.run = watched
+def freed():
+    assert made and all(call() is None for call in made), gc.get_referrers(made[-1]())
+"""
 
 
 @pytest.fixture
@@ -77,3 +101,85 @@ def test_close_discards_the_result_of_an_interrupted_call(comm: hmc.Communicator
     gone = weakref.ref(ep)
     del ep
     assert gone() is None
+
+
+def test_copies_that_a_device_refuses_keep_no_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Ids:
+        def __init__(self) -> None:
+            self.__cuda_array_interface__ = {"shape": (3, 1), "typestr": "<i4", "version": 3, "data": (4096, False)}
+
+    monkeypatch.setattr(_core, "queue_copies", lambda copies: ([False], [], hmc.DeviceError("no copies")))
+    intake, ids = Intake(), Ids()
+    gc.disable()
+    try:
+        with contextlib.suppress(hmc.DeviceError):
+            intake.take(ids, WEIGHTS, [], Deadline(1))
+        gone = weakref.ref(ids)
+        del ids
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def run(source: str, tmp_path: Path) -> None:
+    run_survivors(PRELUDE + textwrap.dedent(source) + "\nend()\n", 2, [0, 1], tmp_path)
+
+
+def test_a_masked_rank_keeps_no_rows_of_the_call_that_was_refused(tmp_path: Path) -> None:
+    source = """
+    if comm.rank == 0:
+        ep.mask(1)
+        comm.barrier(timeout=20)
+    else:
+        comm.barrier(timeout=20)
+        gc.disable()
+        for _ in range(2):
+            assert "has masked this rank" in refused(hmc.PeerLostError, ep.dispatch, x, ids, weights, timeout=20)
+        ep.close(timeout=20)
+        freed()
+    comm.barrier(timeout=20)
+    ep.close(timeout=20)
+    """
+    run(source, tmp_path)
+
+
+def test_a_refused_header_keeps_no_rows(tmp_path: Path) -> None:
+    source = """
+    announce = _calls.Combine.announce
+    def offer_wrong(call, ranks):
+        damaged = bytearray(call.fabric.results[call.number % 2].descriptor)
+        damaged[1] ^= 0xFF
+        call._steps.offer(bytes(damaged))
+        announce(call, ranks)
+    gc.disable()
+    x2, handle = ep.dispatch(x, ids, weights, timeout=20)
+    if comm.rank == 1:
+        _calls.Combine.announce = offer_wrong
+        ep.combine(apply(ep, x2, handle), handle, timeout=20)
+    else:
+        assert "names no results" in refused(hmc.ProtocolError, ep.combine, apply(ep, x2, handle), handle, timeout=20)
+        assert "names no results" in refused(hmc.ProtocolError, ep.resume, timeout=20)
+    comm.barrier(timeout=20)
+    ep.close(timeout=20)
+    freed()
+    """
+    run(source, tmp_path)
+
+
+def test_a_rank_that_left_keeps_no_rows(tmp_path: Path) -> None:
+    source = """
+    x2, handle = ep.dispatch(x, ids, weights, timeout=20)
+    ep.combine(apply(ep, x2, handle), handle, timeout=20)
+    comm.barrier(timeout=20)
+    if comm.rank == 0:
+        ep.close(timeout=20)
+        comm.barrier(timeout=20)
+    else:
+        comm.barrier(timeout=20)
+        gc.disable()
+        x2, handle = ep.dispatch(x, ids, weights, timeout=20)
+        ep.combine(apply(ep, x2, handle), handle, timeout=20)
+        freed()
+        ep.close(timeout=20)
+    """
+    run(source, tmp_path)
