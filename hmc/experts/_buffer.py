@@ -154,7 +154,7 @@ class Buffer(Owned):
 
     def _rows_of(self, x: Any) -> list[Rows]:
         shape = self._shape
-        if shape.scaled != isinstance(x, tuple):
+        if shape.scaled != isinstance(x, tuple) or (shape.scaled and len(x) != 2):
             raise InvalidArgumentError(f"x: pass {'(x, scales)' if shape.scaled else 'one array'} to a Buffer of {shape.dtype}")
         parts = [("x", x, shape.dtype, shape.hidden)]
         if shape.scaled:

@@ -257,7 +257,8 @@ def test_fp8_with_scales(run_experts: Callable[..., str]) -> None:
             y = ep.combine(results, handle, timeout=20)
             total = np.where(ids >= 0, weights, 0).sum(axis=1)
             assert np.array_equal((y.astype(np.uint32) << 16).view(np.float32), np.broadcast_to(total[:, None], (9, 256)))
-        refused(hmc.InvalidArgumentError, ep.dispatch, x, ids, weights)
+        for wrong in (x, [x, scales], (), (x,), (x, scales, scales)):
+            assert "x: pass (x, scales)" in refused(hmc.InvalidArgumentError, ep.dispatch, wrong, ids, weights)
         ep.close()
     print("done")
     """
