@@ -57,7 +57,7 @@ class Fabric:
     def __init__(self, comm: _core.Communicator, shape: Shape, device: str, deadline: Deadline) -> None:
         self.comm = comm
         self.peers = Peers(comm)
-        self.shape, self.device = shape, device
+        self.shape = shape
         self._imported: dict[tuple[int, bytes], _core.RemoteBuffer] = {}
         self._importing: dict[tuple[int, bytes], _core._RemoteBufferWork] = {}
         failure: Exception | None = None
@@ -87,6 +87,7 @@ class Fabric:
         self.outbox, self.window = comm.buffer(8 * self.layout.words), comm.buffer(8 * self.layout.words)
         self.staging = comm.buffer(SLOTS * shape.tokens * (shape.row_bytes + shape.scale_bytes), device=device)
         memory, scales = self.staging.memory, shape.tokens * shape.row_bytes
+        self.device = device = memory.device  # "cuda:0" for "cuda"; memories are compared by these names
         self._staged = [(memory[base:], memory[base + scales :]) for base in map(self.staging_base, range(SLOTS))]
         self.rows = [Growing(comm, device) for _ in range(SLOTS)]
         self.scales = [Growing(comm, device) for _ in range(SLOTS)]

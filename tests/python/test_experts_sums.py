@@ -248,3 +248,28 @@ caller.gate.set()
 caller.synchronize()
 """
     )
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("named", ["cuda", "cuda:0", "cpu:0"])
+def test_sums_are_written_into_y_however_the_device_is_named(named: str) -> None:
+    run_alone(
+        f"""
+from hmc import _core, tensors
+from hmc.experts import Buffer, _sums
+memory = hmc.Memory(3 * 32, {named!r})
+memory.copy_from(np.ones(24, np.float32))
+x = tensors.view(memory, "float32", (3, 8))
+with hmc.init(rank=0, size=1) as comm:
+    with Buffer(comm, experts=1, hidden=8, tokens=3, topk=1, dtype="float32", device={named!r}) as ep:
+        x2, handle = ep.dispatch(x, np.zeros((3, 1), int), np.full((3, 1), 2, np.float32), timeout=20)
+        deliver, targets = _sums.Sums._deliver, []
+        _sums.Sums._deliver = lambda sums, out, near: (targets.append(out is near), deliver(sums, out, near))
+        y = ep.combine(x2, handle, timeout=20)
+        found = np.empty(24, np.float32)
+        y.memory().copy_to(found)
+        assert (found == 2).all() and y.device == memory.device
+        assert targets == [True], targets
+        assert ep.counters()["bytes_staged"] == 0
+"""
+    )
