@@ -245,8 +245,8 @@ class Buffer(Owned):
             raise InvalidArgumentError(f"mask: rank {rank} is this one; pass another rank")
         if self._fabric.peers.is_alive(rank):
             self._fabric.drop(rank)
-            if self._pending is not None:
-                self._pending.forget(rank)
+        if self._pending is not None:
+            self._pending.forget(rank)  # also where an interrupt came before it in an earlier mask()
 
     def close(self, timeout: float | None = 5.0) -> None:
         """Leaves the group: for the other ranks this one is no longer alive. Not collective; Buffers are closed in any order.

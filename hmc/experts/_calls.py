@@ -33,7 +33,6 @@ class Call(ABC):
         self._ranks = ranks
         self._steps = steps
         self._prepared = False
-        self._disturbed = False
 
     @property
     def name(self) -> str:
@@ -154,14 +153,15 @@ class Call(ABC):
             raise HmcTimeoutError(f"close: the rows of a {self.name} are still being copied on the device: close() again waits on")
 
     def forget(self, rank: int) -> None:
-        """The rank was masked. A transfer from it that cannot be cancelled may still write: its target is not used again."""
+        """The rank was masked or died. A transfer that cannot be cancelled may still write: its target is not used again."""
+        disturbed = False
         for work in self._steps.works(rank):
             if not work.done:
                 with contextlib.suppress(HmcError):
                     work.cancel()
                     continue
-                self._disturbed = True
-        if self._disturbed:
+                disturbed = True
+        if disturbed:
             for growing in self.targets():
                 growing.retire()
 

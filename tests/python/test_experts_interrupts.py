@@ -126,6 +126,35 @@ def test_close_does_not_wait_for_ranks_without_a_header(step: str, tmp_path: Pat
     run_survivors(PRELUDE + textwrap.dedent(source), 3, [0, 1, 2], tmp_path)
 
 
+def test_mask_after_an_interrupted_mask_ends_the_transfers_from_the_rank(tmp_path: Path) -> None:
+    """Else a rank that continues may write into rows of a later call."""
+    source = """
+    from hmc.experts._peers import Peers
+    comm = hmc.init(timeout=30)
+    ep = buffer_of(comm)
+    if comm.rank == 0:
+        x, (ids, weights) = rows((1,), 17, 33), routing((1,), 17, 5, 13)
+        refused(hmc.HmcTimeoutError, ep.dispatch, x, ids, weights, timeout=0.2)
+        forgotten, forget, lose = [], ep._pending.forget, Peers.lose
+        ep._pending.forget = lambda rank: (forgotten.append(rank), forget(rank))
+        def interrupted(peers, rank):
+            Peers.lose = lose
+            lose(peers, rank)
+            raise KeyboardInterrupt
+        Peers.lose = interrupted
+        refused(KeyboardInterrupt, ep.mask, 1)
+        assert not ep.alive[1] and not forgotten
+        ep.mask(1)
+        assert forgotten == [1]
+        x2, handle = ep.resume(timeout=20)
+        check_sum(ep, ep.combine(apply(ep, x2, handle), handle, timeout=20), x, ids, weights, handle)
+    comm.barrier(timeout=20)
+    ep.close()
+    end()
+    """
+    run_survivors(PRELUDE + textwrap.dedent(source), 2, [0, 1], tmp_path)
+
+
 def test_an_interrupted_dispatch_is_resumed(tmp_path: Path) -> None:
     source = """
     comm = hmc.init(timeout=30)
