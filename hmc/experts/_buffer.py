@@ -364,8 +364,10 @@ class Buffer(Owned):
         self.close()
 
     def __repr__(self) -> str:
-        shape = self._shape
-        alive = sum(self.alive)
+        shape, peers = self._shape, self._fabric.peers
+        with contextlib.suppress(ClosedError):  # a child of fork() shows what its parent had found out
+            peers.alive()
+        alive = len(peers.alive_of(range(shape.ranks)))
         return (
             f"<hmc.experts.Buffer rank {self.rank}, {alive} of {shape.ranks} ranks, {shape.experts} experts, {shape.dtype}"
             f"[{shape.tokens}, {shape.hidden}]{', closed' if self._closed else ''}>"
