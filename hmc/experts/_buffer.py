@@ -215,8 +215,8 @@ class Buffer(Owned):
     def resume(self, *, timeout: float | None = None) -> Any:
         """Continues the call that raised HmcTimeoutError, ProtocolError or KeyboardInterrupt: its result, or its errors.
 
-        InvalidArgumentError: there is none. After a KeyboardInterrupt, or a stream that was behind: the call had not begun and may
-        be repeated.
+        Also one that raised OutOfMemoryError or DeviceError after it had begun. InvalidArgumentError: there is none. After those
+        errors, a KeyboardInterrupt, or a stream that was behind: the call had not begun and may be repeated.
         """
         deadline = Deadline(timeout)
         return self._call(deadline, lambda: self._resume(deadline))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hmc import _core
 from hmc._arguments import whole
+from hmc.errors import InvalidArgumentError
 from hmc.experts._arrays import Like
 
 Ints = NDArray[np.int64]
@@ -59,7 +60,9 @@ class Handle:
 
         InvalidArgumentError where this rank has no such expert.
         """
-        expert = whole("expert", expert, 0, self._local - 1)
+        expert = whole("expert", expert)
+        if expert >= self._local:
+            raise InvalidArgumentError(f"expert is {expert}; this rank has {self._local} experts, numbered from 0 on")
         if self._once:
             rows, ends = self._grouped
             return rows[ends[expert] : ends[expert + 1]]

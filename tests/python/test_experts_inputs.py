@@ -240,6 +240,18 @@ def test_a_handle_answers_alike_and_finds_its_rows_once(tmp_path: Path) -> None:
     run(source, tmp_path)
 
 
+def test_an_expert_that_a_rank_lacks_is_named(tmp_path: Path) -> None:
+    source = """
+    with buffer_of(comm, experts=1, topk=1) as each:  # rank 1 has it
+        _, handle = each.dispatch(rows((1,), 17, 33), *routing((1,), 17, 1, 1), timeout=20)
+        message = refused(hmc.InvalidArgumentError, handle.rows, comm.rank)
+        assert f"expert is {comm.rank}; this rank has {comm.rank} experts" in message, message
+        refused(hmc.InvalidArgumentError, handle.rows, -1)
+        each.release(handle, timeout=20)
+    """
+    run(source, tmp_path)
+
+
 def test_calls_that_wait_for_another_thread_have_a_deadline(tmp_path: Path) -> None:
     source = """
     x = rows((1, comm.rank), 17, 33)
