@@ -121,10 +121,12 @@ def described(array: Any) -> tuple[str, tuple[int, ...]]:
 
 def plain(tensor: Any) -> Any:
     """A tensor of torch in C order, without gradients; the same memory where it can be. InvalidArgumentError: it has none."""
+    if tensor.is_meta or tensor.layout is not sys.modules["torch"].strided:
+        raise InvalidArgumentError(f"a Tensor of {tensor.layout} on {tensor.device}: pass a dense one with memory")
     check_storage(tensor)
     if tensor.requires_grad:
         tensor = tensor.detach()
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
+    return (tensor if tensor.is_contiguous() else tensor.contiguous()).resolve_neg()
 
 
 def _source_of(array: Any, row_bytes: int, behind: list[_core.StreamMark]) -> _Source:

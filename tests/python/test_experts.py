@@ -322,3 +322,22 @@ def test_torch_tensors(run_experts: Callable[..., str]) -> None:
     print("done")
     """
     assert run_experts(source, 2).count("done") == 2
+
+
+def test_torch_tensors_without_plain_memory(run_experts: Callable[..., str]) -> None:
+    """A negative view is read as it shows; what has no dense memory is refused, and changes nothing."""
+    pytest.importorskip("torch")
+    source = """
+    import torch
+    with hmc.init() as comm, buffer_of(comm, hidden=8, topk=1) as ep:
+        x, ids, weights = torch.ones(3, 8), torch.zeros((3, 1), dtype=torch.int32), torch.ones(3, 1)
+        for other in (lambda part: part.to("meta"), torch.Tensor.to_sparse, torch.Tensor.to_sparse_csr):
+            for changed in ((other(x), ids, weights), (x, other(ids), weights), (x, ids, other(weights))):
+                refused(hmc.InvalidArgumentError, ep.dispatch, *changed)
+        x2, handle = ep.dispatch(torch._neg_view(x), ids, torch._neg_view(weights), timeout=20)
+        assert torch.equal(x2, -x)
+        refused(hmc.InvalidArgumentError, ep.combine, x2.to_sparse(), handle)
+        assert torch.equal(ep.combine(torch._neg_view(x2), handle, timeout=20), -x)
+    print("done")
+    """
+    assert run_experts(source, 1).count("done") == 1
