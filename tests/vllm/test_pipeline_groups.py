@@ -66,3 +66,22 @@ def test_a_vllm_that_makes_its_groups_otherwise_is_left_alone(monkeypatch: pytes
     assert Other.__init__ is made
     monkeypatch.delattr(parallel_state, "GroupCoordinator")
     pipeline.register()
+
+
+def test_a_group_that_crosses_vendors_may_be_destroyed_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As vLLM's own: the second call does nothing."""
+    import torch
+    from vllm.distributed.parallel_state import GroupCoordinator
+
+    from hmc.integrations.vllm import pipeline
+
+    group = object.__new__(GroupCoordinator)
+    group.cpu_group, group.device_group = "gloo", "hmc"
+    group.device_communicator = group.mq_broadcaster = None
+    destroyed: list[str] = []
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", destroyed.append)
+    pipeline._adapt(group, False, False, [])
+    assert group.cpu_group == "hmc"
+    group.destroy()
+    group.destroy()
+    assert sorted(destroyed) == ["gloo", "hmc"]

@@ -144,7 +144,8 @@ def _adapt(group: Any, communicates: bool, world: bool, places: Sequence[_Place]
     kind = type(group)
 
     def destroy() -> None:
-        group.cpu_group = gloo
+        if hasattr(group, "cpu_group"):  # vLLM deletes it, so that another destroy() does nothing
+            group.cpu_group = gloo
         kind.destroy(group)
 
     group.destroy = destroy
