@@ -11,6 +11,7 @@ from hmc.errors import InvalidArgumentError, UnsupportedError
 
 _TIMEOUT_KEY = "all2all_timeout"  # of additional_config
 _TIMEOUT = 300.0
+_LONGEST = 1e9  # seconds; clocks of torch's store overflow at some thousand times as many
 _ROWS = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -38,8 +39,8 @@ class ExpertsConfig:
         parallel = config.parallel_config
         experts = config.model_config.get_num_experts() + parallel.eplb_config.num_redundant_experts
         timeout = config.additional_config.get(_TIMEOUT_KEY, _TIMEOUT)
-        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout > 0:
-            raise InvalidArgumentError(f"additional_config: {_TIMEOUT_KEY} is {timeout!r}; pass seconds")
+        if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= _LONGEST:
+            raise InvalidArgumentError(f"additional_config: {_TIMEOUT_KEY} is {timeout!r}; pass seconds, at most {_LONGEST:.0e}")
         ranks = parallel.data_parallel_size * parallel.tensor_parallel_size
         if parallel.enable_expert_parallel and experts < ranks:
             raise UnsupportedError(f"all2all by HMC: {experts} experts for {ranks} ranks: start vLLM with fewer ranks")
