@@ -39,7 +39,8 @@ class Buffer(Owned):
       returns one weighted sum for it.
 
     Every rank makes the same calls in the same order. A rank that dies takes no further part; no call fails for that. Any thread
-    may call; calls wait for each other. Close the Buffer before the Communicator.
+    may call; calls wait for each other. A signal handler may not call while its thread is in a call (InvalidArgumentError): where
+    it raises instead, :meth:`resume` continues. Close the Buffer before the Communicator.
 
     Raises InvalidArgumentError (an argument, other arguments on another rank, several local Members), HmcTimeoutError,
     PeerLostError, OutOfMemoryError; HmcCancelledError, which names a rank that could not make its Buffer, and why.
@@ -75,6 +76,7 @@ class Buffer(Owned):
                 own.close(0)
             raise
         self._lock = threading.Lock()
+        self._callers: set[int] = set()  # threads in _in_turn()
         self._intake = Intake()
         self._number = 0
         self._open: dict[int, Handle] = {}
@@ -328,16 +330,24 @@ class Buffer(Owned):
     def _in_turn(self, deadline: Deadline, work: Callable[[], Any]) -> Any:
         """One thread at a time. An interrupt at any moment leaves the lock free, which a context manager in Python does not."""
         self._check_process()  # before anything is written that the other ranks read
-        left = deadline.left()
+        left, me = deadline.left(), threading.get_ident()
+        if me in self._callers:
+            raise InvalidArgumentError(
+                "experts.Buffer: called inside another call of this thread, as by a signal handler: raise there, then call"
+            )
         held: list[bool] = []
         try:
+            self._callers.add(me)
             record(held, partial(self._lock.acquire, True), -1 if left is None else left)
             if not held[0]:
                 raise HmcTimeoutError("experts.Buffer: another thread's call was still running at the deadline")
             return work()
         finally:
-            if held and held[0]:
-                self._lock.release()
+            try:
+                if held and held[0]:
+                    self._lock.release()
+            finally:
+                self._callers.discard(me)
 
     def _check_not_closed(self, what: str) -> None:
         if self._closing:

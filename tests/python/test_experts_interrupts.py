@@ -155,6 +155,34 @@ def test_mask_after_an_interrupted_mask_ends_the_transfers_from_the_rank(tmp_pat
     run_survivors(PRELUDE + textwrap.dedent(source), 2, [0, 1], tmp_path)
 
 
+def test_a_signal_handler_does_not_wait_for_the_call_that_it_interrupts(tmp_path: Path) -> None:
+    source = """
+    comm = hmc.init(timeout=30)
+    ep = buffer_of(comm)
+    x, (ids, weights) = rows((comm.rank,), 17, 33), routing((comm.rank,), 17, 5, 13)
+    if comm.rank == 0:
+        said = []
+        def handler(*_):
+            for call in (lambda: ep.mask(1), lambda: ep.close(None), lambda: ep.results(None), ep.resume):
+                said.append(refused(hmc.InvalidArgumentError, call))
+            comm.send(b"1", 1, timeout=20)
+        signal.signal(signal.SIGUSR1, handler)
+        def interrupt():
+            soon(lambda: ep._pending)
+            os.kill(os.getpid(), signal.SIGUSR1)
+        threading.Thread(target=interrupt).start()
+    else:
+        comm.recv(bytearray(1), 0, timeout=20)
+    x2, handle = ep.dispatch(x, ids, weights, timeout=20)
+    check_sum(ep, ep.combine(apply(ep, x2, handle), handle, timeout=20), x, ids, weights, handle)
+    assert comm.rank or len(said) == 4 and all("signal handler" in text for text in said), said
+    comm.barrier(timeout=20)
+    ep.close(timeout=20)
+    end()
+    """
+    run_survivors(PRELUDE + textwrap.dedent(source), 2, [0, 1], tmp_path)
+
+
 def test_an_interrupted_dispatch_is_resumed(tmp_path: Path) -> None:
     source = """
     comm = hmc.init(timeout=30)
