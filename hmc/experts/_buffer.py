@@ -364,7 +364,7 @@ class Buffer(Owned):
         self._check_open(what)
         if not isinstance(handle, Handle) or handle._owner is not self:
             raise InvalidArgumentError(f"{what}: {handle!r} is no handle of this Buffer's dispatch")
-        if handle._state is not State.OPEN:
+        if handle._state is not State.OPEN or handle._number not in self._open:  # the latter: of a copy of the Handle
             raise InvalidArgumentError(f"{what}: {handle!r} has had its combine or release")
 
     def __enter__(self) -> Buffer:

@@ -15,6 +15,7 @@ from hmc.experts._fabric import Fabric
 from hmc.experts._shape import Shape
 
 PRELUDE = """
+import copy
 import hmc.experts
 from experts_layer import *
 """
@@ -68,6 +69,7 @@ def test_arguments_of_calls_are_checked(run_job: Callable[..., str]) -> None:
         refused(hmc.InvalidArgumentError, ep.dispatch, x, ids, weights, timeout=-1)
 
         x2, handle = ep.dispatch(x, ids, weights, timeout=20)
+        copied = copy.copy(handle)
         results = apply(ep, x2, handle)
         _, foreign = other.dispatch(x, ids, weights, timeout=20)
         for call in (ep.combine, lambda r, h: ep.release(h), lambda r, h: ep.results(h)):
@@ -82,7 +84,8 @@ def test_arguments_of_calls_are_checked(run_job: Callable[..., str]) -> None:
         # Nothing of this has changed anything.
         for x2, handle in ((x2, handle), second):
             check_sum(ep, ep.combine(apply(ep, x2, handle), handle, timeout=20), x, ids, weights, handle)
-        assert "has had its combine" in refused(hmc.InvalidArgumentError, ep.combine, results, handle)
+        for used in (handle, copied):
+            assert "has had its combine" in refused(hmc.InvalidArgumentError, ep.combine, results, used)
         for rank in (-1, 2, comm.rank):
             refused(hmc.InvalidArgumentError, ep.mask, rank)
         other.release(foreign, timeout=20)
