@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hmc import _core, tensors
 from hmc._deadline import Deadline
 from hmc.errors import DeviceError, InvalidArgumentError
-from hmc.experts._arrays import Rows, bare, described, is_torch, plain, wait
+from hmc.experts._arrays import Rows, bare, described, in_order, is_torch, plain, wait
 from hmc.experts._interrupts import record
 from hmc.experts._memory import Area
 from hmc.tensors import _dtypes
@@ -171,7 +171,7 @@ def _numpy_of(array: Any) -> NDArray[Any]:
     wide = array.dtype == "bfloat16"
     host = np.empty(array.shape, np.uint16 if wide else _dtypes.numpy_type(array.dtype))
     if host.size:
-        array.memory().copy_to(host)
+        in_order(array).copy_to(host)
     return (host.astype(np.uint32) << 16).view(np.float32) if wide else host
 
 

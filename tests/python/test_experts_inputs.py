@@ -203,6 +203,34 @@ def test_weights_of_bfloat16(tmp_path: Path) -> None:
     run(source, tmp_path)
 
 
+def test_tensors_that_are_not_in_c_order_are_refused(tmp_path: Path) -> None:
+    """As register() makes them of arrays in Fortran order, which have no gaps, and parts of wider ones."""
+    source = """
+    from hmc import tensors
+    x = rows((1, comm.rank), 17, 33)
+    ids, weights = routing((1, comm.rank), 17, 5, 13)
+    def turned(array):
+        return tensors.register(comm, np.asfortranarray(array))
+    def part(array):
+        return tensors.register(comm, np.concatenate([array, array], axis=1))[:, : array.shape[1]]
+    for other in (turned, part):
+        for changed in ((other(x), ids, weights), (x, other(ids), weights), (x, ids, other(weights))):
+            message = refused(hmc.InvalidArgumentError, ep.dispatch, *changed, timeout=20)
+            assert "pass one in C order" in message, message
+    x2, handle = ep.dispatch(x, ids, weights, timeout=20)
+    results = apply(ep, x2, handle)
+    for other in (turned, part):
+        assert "pass one in C order" in refused(hmc.InvalidArgumentError, ep.combine, other(results), handle, timeout=20)
+    check_sum(ep, ep.combine(results, handle, timeout=20), x, ids, weights, handle)
+    one = [tensors.register(comm, np.asfortranarray(array[:1])) for array in (x, ids, weights)]  # a single row has any stride
+    x2, handle = ep.dispatch(*one, timeout=20)
+    y = on_host(ep.combine(apply(ep, on_host(x2), handle), handle, timeout=20))
+    check_sum(ep, y, x[:1], ids[:1], weights[:1], handle)
+    comm.barrier(timeout=20)
+    """
+    run(source, tmp_path)
+
+
 def test_results_of_bfloat16_without_ml_dtypes(tmp_path: Path) -> None:
     """For rows of a type that NumPy has: integers stand for bfloat16, as in arguments."""
     source = """
