@@ -271,8 +271,9 @@ class Combine(Call):
     def _gathered(self) -> Area:
         if self._rows is None:
             routes, gathered = self.handle._routes, self.fabric.gathered
-            self._rows = gathered.rows(routes.tokens * routes.width, self.fabric.shape.result_bytes)
+            rows = gathered.rows(routes.tokens * routes.width, self.fabric.shape.result_bytes)
             self._into = gathered.buffer
+            self._rows = rows  # the last step: after an interrupt both are taken again
         return self._rows
 
     def get(self, ranks: list[int], deadline: Deadline) -> Failures:

@@ -126,6 +126,37 @@ def test_close_does_not_wait_for_ranks_without_a_header(step: str, tmp_path: Pat
     run_survivors(PRELUDE + textwrap.dedent(source), 3, [0, 1, 2], tmp_path)
 
 
+def test_a_combine_interrupted_while_its_memory_grows_is_resumed(tmp_path: Path) -> None:
+    source = """
+    from hmc.experts._memory import Growing
+    comm = hmc.init(timeout=30)
+    ep = buffer_of(comm)
+    x, (ids, weights) = rows((comm.rank,), 17, 33), routing((comm.rank,), 17, 5, 13)
+    x2, handle = ep.dispatch(x, ids, weights, timeout=20)
+    results = apply(ep, x2, handle)
+    if comm.rank == 0:
+        usual, gathered, grown = Growing.buffer, ep._fabric.gathered, Growing.rows
+        def rows_of(growing, *arguments):
+            found = grown(growing, *arguments)
+            if growing is gathered:
+                Growing.rows, Growing.buffer = grown, property(interrupted)
+            return found
+        def interrupted(growing):
+            Growing.buffer = usual
+            raise KeyboardInterrupt
+        Growing.rows = rows_of
+        refused(KeyboardInterrupt, ep.combine, results, handle, timeout=20)
+        y = ep.resume(timeout=20)
+    else:
+        y = ep.combine(results, handle, timeout=20)
+    check_sum(ep, y, x, ids, weights, handle)
+    comm.barrier(timeout=20)
+    ep.close()
+    end()
+    """
+    run_survivors("os.environ['HMC_TRANSPORTS'] = 'tcp,local'\n" + PRELUDE + textwrap.dedent(source), 2, [0, 1], tmp_path)
+
+
 def test_mask_after_an_interrupted_mask_ends_the_transfers_from_the_rank(tmp_path: Path) -> None:
     """Else a rank that continues may write into rows of a later call."""
     source = """
