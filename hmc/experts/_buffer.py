@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable
-from functools import partial
 from types import TracebackType
 from typing import Any
 
 from hmc import _core
 from hmc._arguments import whole
 from hmc._deadline import Deadline
+from hmc._interrupts import take
 from hmc._process import Owned
 from hmc.errors import ClosedError, DeviceError, HmcError, HmcTimeoutError, InvalidArgumentError, PeerLostError, ProtocolError
 from hmc.experts._arrays import Rows
@@ -19,7 +19,6 @@ from hmc.experts._calls import Call, Combine, Dispatch
 from hmc.experts._fabric import CLOSED, READ, SLOTS, Fabric
 from hmc.experts._handle import Handle, State
 from hmc.experts._intake import Intake
-from hmc.experts._interrupts import record
 from hmc.experts._peers import Outcome, names
 from hmc.experts._shape import Shape
 
@@ -330,7 +329,7 @@ class Buffer(Owned):
     def _in_turn(self, deadline: Deadline, work: Callable[[], Any]) -> Any:
         """One thread at a time. An interrupt at any moment leaves the lock free, which a context manager in Python does not."""
         self._check_process()  # before anything is written that the other ranks read
-        left, me = deadline.left(), threading.get_ident()
+        me = threading.get_ident()
         if me in self._callers:
             raise InvalidArgumentError(
                 "experts.Buffer: called inside another call of this thread, as by a signal handler: raise there, then call"
@@ -338,13 +337,12 @@ class Buffer(Owned):
         held: list[bool] = []
         try:
             self._callers.add(me)
-            record(held, partial(self._lock.acquire, True), -1 if left is None else left)
-            if not held[0]:
+            if not take(self._lock, deadline.left(), held):
                 raise HmcTimeoutError("experts.Buffer: another thread's call was still running at the deadline")
             return work()
         finally:
             try:
-                if held and held[0]:
+                if held == [True]:
                     self._lock.release()
             finally:
                 self._callers.discard(me)

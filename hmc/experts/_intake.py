@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from hmc import _core, tensors
 from hmc._deadline import Deadline
+from hmc._interrupts import record
 from hmc.errors import DeviceError, InvalidArgumentError
 from hmc.experts._arrays import Rows, bare, described, in_order, is_torch, plain, wait
-from hmc.experts._interrupts import record
 from hmc.experts._memory import Area
 from hmc.tensors import _dtypes
 from hmc.tensors._storage import check_storage

@@ -10,8 +10,8 @@ from typing import Any
 
 from hmc import _core
 from hmc._deadline import Deadline
+from hmc._interrupts import record
 from hmc.errors import ClosedError, HmcError, HmcTimeoutError, PeerLostError, StaleBufferError
-from hmc.experts._interrupts import record
 
 
 class Outcome(Enum):

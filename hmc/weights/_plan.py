@@ -11,7 +11,7 @@ from typing import Any
 from hmc._arguments import flag, whole
 from hmc._core import ConnBuffer
 from hmc._deadline import Deadline
-from hmc._locks import take
+from hmc._interrupts import take
 from hmc._process import Owned
 from hmc._streams import queued, wait_for
 from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError

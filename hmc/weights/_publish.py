@@ -13,7 +13,7 @@ import numpy as np
 from hmc._arguments import flag, whole
 from hmc._core import ConnBuffer, Context, Memory
 from hmc._deadline import Deadline
-from hmc._locks import take
+from hmc._interrupts import take
 from hmc._process import Owned
 from hmc._streams import queued, wait_for
 from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError

@@ -13,7 +13,7 @@ from weights_pair import Pair
 
 import hmc
 from hmc import weights
-from hmc._locks import take
+from hmc._interrupts import take
 from hmc.weights import Plan, Publication
 
 

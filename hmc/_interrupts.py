@@ -6,7 +6,10 @@ The interpreter runs signal handlers between bytecodes: also between the return 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+
+__all__ = ["record", "take"]
 
 
 def record(done: list[Any], step: Callable[[Any], Any], argument: Any) -> None:
@@ -15,3 +18,12 @@ def record(done: list[Any], step: Callable[[Any], Any], argument: Any) -> None:
     ``step``: a function of C or a functools.partial of one.
     """
     done.extend(map(step, (argument,)))
+
+
+def take(lock: Any, timeout: float | None, taken: list[bool]) -> bool:
+    """Acquires a lock within ``timeout`` seconds, and records in ``taken``, a new list, whether it has.
+
+    The caller releases the lock where ``taken == [True]``, whatever was raised.
+    """
+    record(taken, partial(lock.acquire, True), -1 if timeout is None else timeout)
+    return taken == [True]
