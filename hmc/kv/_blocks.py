@@ -1,16 +1,19 @@
-"""Which session has which blocks of a pool. Blocks that a lease or a transfer uses are not given to another session."""
+"""Which session has which blocks of a pool. Blocks that a lease or a transfer uses are not given to another session.
+
+A signal's handler may raise in any of these functions: at their beginning, and after each call of a function. What belongs together
+has no call in between.
+"""
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 
 from hmc.errors import InvalidArgumentError, OutOfMemoryError
 
-__all__ = ["Blocks", "Used"]
+__all__ = ["Blocks", "Use", "Used"]
 
 
 @dataclass
@@ -21,6 +24,15 @@ class Used:
     blocks: list[int] = field(default_factory=list)
     users: int = 0
     freed: bool = False
+
+
+class Use:
+    """One use of a session's blocks, from ``Blocks.use`` to ``Blocks.release``."""
+
+    def __init__(self) -> None:
+        self.used: Used | None = None  # what was used; stays after the release
+        self.held = False
+        self.kept = False  # a lease or a transfer has it, and releases it
 
 
 class Blocks:
@@ -48,9 +60,9 @@ class Blocks:
                 raise OutOfMemoryError(
                     f"session {session!r} asked for {count} blocks; {len(self._free)} of {self.count} are free: free sessions first"
                 )
-            blocks = [self._free.popleft() for _ in range(count)]
-            self._sessions.setdefault(session, Used(session)).blocks += blocks
-            return blocks
+            mine = self._sessions.setdefault(session, Used(session)).blocks
+            mine.extend(islice(iter(self._free.popleft, None), count))  # one call: no block is lost in between
+            return mine[-count:]
 
     def of(self, used: Used) -> list[int]:
         """The blocks of a session that is in use, also where another one has its name by now."""
@@ -59,44 +71,32 @@ class Blocks:
                 raise InvalidArgumentError(f"session {used.name!r} has no blocks here: allocate() them, or pass blocks=")
             return list(used.blocks)
 
-    def use(self, session: str) -> Used:
+    def use(self, session: str, use: Use) -> Used:
         """Keeps the session's blocks from being given away until ``release``."""
         with self._lock:
-            found = self._sessions.setdefault(session, Used(session))
+            found = use.used = self._sessions.setdefault(session, Used(session))
             found.users += 1
+            use.held = True
             return found
 
-    def hold(self, used: Used) -> None:
-        """As ``use``, of what the caller uses already."""
+    def release(self, use: Use) -> None:
+        """Idempotent, also where ``use`` has not begun."""
         with self._lock:
-            used.users += 1
-
-    def release(self, used: Used) -> None:
-        with self._lock:
+            used = use.used
+            if used is None or not use.held:
+                return
+            use.held = False
             used.users -= 1
-            if used.freed and used.users == 0:
-                self._give_back(used)
+            if used.users == 0 and used.freed:
+                blocks, used.blocks = used.blocks, []
+                self._free.extend(blocks)
             elif used.users == 0 and not used.blocks:
                 self._sessions.pop(used.name, None)
 
-    @contextmanager
-    def claim(self, session: str) -> Iterator[Used]:
-        """As ``use``; an error in the body releases it. The body looks blocks up, which no other session gets meanwhile."""
-        used = self.use(session)
-        try:
-            yield used
-        except BaseException:
-            self.release(used)
-            raise
-
-    @contextmanager
-    def using(self, session: str) -> Iterator[Used]:
-        """As ``use``, for the time of the body."""
-        used = self.use(session)
-        try:
-            yield used
-        finally:
-            self.release(used)
+    def abandon(self, use: Use) -> None:
+        """After an error of what was to use the blocks: releases them, unless a lease or a transfer does."""
+        if not use.kept:
+            self.release(use)
 
     def free(self, session: str) -> None:
         """Gives the session's blocks back as soon as nothing uses them. Idempotent."""
@@ -115,8 +115,5 @@ class Blocks:
             del self._sessions[session.name]
         session.freed = True
         if session.users == 0:
-            self._give_back(session)
-
-    def _give_back(self, session: Used) -> None:
-        self._free.extend(session.blocks)
-        session.blocks = []
+            blocks, session.blocks = session.blocks, []
+            self._free.extend(blocks)

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from hmc.errors import (
     OutOfMemoryError,
     PeerLostError,
 )
+from hmc.kv._blocks import Use
 from hmc.kv._wire import LEASE, Ticket
 from hmc.layout import Layout
 
@@ -76,18 +78,24 @@ class Lease(Owned):
         self._ticket = ticket
         self._peer = peer
         self._heartbeats = 0
-        self._ended = threading.Event()
+        self._over = False
         self._leases: Leases | None = None
+        # What Leases takes back, each once.
+        self._rows: list[int] = []
+        self._slots: list[int] = []
+        self._use: Use | None = None
+        self._after: Callable[[Lease], None] | None = None
 
     @property
     def done(self) -> bool:
         """True once it has ended; ``reason`` says why: "read", "expired", "released", "peer lost", "closed"."""
-        return self._ended.is_set()
+        return self._over
 
     def wait(self, timeout: float | None = None) -> str:
         """Waits until it has ended and returns the reason. Raises HmcTimeoutError."""
         self._check_process()
-        if not self._ended.wait(Deadline(timeout).left()):
+        deadline = Deadline(timeout)
+        if self._leases is not None and not self._leases.wait(self, deadline):
             raise HmcTimeoutError(f"the lease of session {self.session!r} is still held after {timeout} s")
         return self.reason
 
@@ -119,9 +127,9 @@ class Leases:
         self._generation = secrets.randbits(62) | 1
         self._held: dict[int, Lease] = {}
         self._looked = 0.0  # when sweep() began last, while leases are held
-        self._after: dict[int, Callable[[], None]] = {}
         self._ending: dict[Lease, int] = {}  # whose ``after`` runs, and on which thread
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # entered by its lock: a signal's handler may raise in its own methods
         self._closed = False
         self._sweeper: threading.Thread | None = None
 
@@ -144,15 +152,16 @@ class Leases:
         seconds: float,
         peer: Peer | None,
         digest: bool,
-        after: Callable[[], None],
+        use: Use,
+        after: Callable[[Lease], None],
     ) -> Lease:
-        """A lease; ``after`` runs once it has ended, on the thread that ends it."""
+        """A lease; ``after`` runs once it has ended, on the thread that ends it, which then releases ``use``."""
         table = None
         if digest:
             table = self._pool.cache.digests(blocks, tokens, first, session=session).reshape(-1, len(blocks)).T
         if len(blocks) > len(self._free_rows) or not self._free_slots:
             self.sweep()
-        with self._changed:
+        with self._lock:
             if self._closed:
                 raise ClosedError("the pool is closed")
             if len(blocks) > len(self._free_rows) or not self._free_slots:
@@ -164,52 +173,94 @@ class Leases:
                 self._looked = time.monotonic()
             if self._sweeper is None:
                 self._sweeper = start_thread(self._sweep_on, "hmc.kv leases")
-            rows = np.array([self._free_rows.popleft() for _ in blocks], dtype=np.uint32)
-            slot = self._free_slots.popleft()
             self._generation += 1
             generation = self._generation
-            self._words[slot] = 0
-            if table is not None:
-                self._rows[rows, 1:] = table
-            self._rows[rows, 0] = generation
             lasts = max(1, int(min(seconds * 1000, _MOST_MILLISECONDS)))  # of infinity, too
             numbers = np.array(blocks, np.uint32)
-            ticket = Ticket(LEASE, self._pool.id, generation, slot, 0, tokens, first, 0, digest, numbers, rows, lasts)
-            lease = Lease(session, ticket, seconds, peer)
-            lease._leases = self
-            self._held[generation] = lease
-            self._after[generation] = after
-            self._changed.notify_all()
+            row_list: list[int] = []
+            slots: list[int] = []
+            try:  # each is taken by one call: an exception of a signal's handler loses none
+                row_list.extend(islice(iter(self._free_rows.popleft, None), len(blocks)))
+                slots.extend(islice(iter(self._free_slots.popleft, None), 1))
+                rows = np.array(row_list, dtype=np.uint32)
+                self._words[slots] = 0
+                if table is not None:
+                    self._rows[rows, 1:] = table
+                self._rows[rows, 0] = generation
+                ticket = Ticket(LEASE, self._pool.id, generation, slots[0], 0, tokens, first, 0, digest, numbers, rows, lasts)
+                lease = Lease(session, ticket, seconds, peer)
+                self._changed.notify_all()
+                lease._leases, lease._rows, lease._slots, lease._use, lease._after = self, row_list, slots, use, after
+                self._held[generation] = lease
+                use.kept = True
+            except BaseException:
+                if not use.kept:
+                    self._rows[row_list, 0] = 0
+                    self._free_rows.extend(row_list)
+                    self._free_slots.extend(slots)
+                raise
         return lease
 
     def end(self, lease: Lease, reason: str) -> None:
-        ticket = lease._ticket
-        ours = False  # an interrupt must not leave the lease in _ending, for which close() waits
+        generation, here = lease._ticket.generation, threading.get_ident()
+        ours = False
         try:
-            with self._changed:
+            with self._lock:
                 now = time.monotonic()
                 if reason == "expired" and (now <= lease.expires or now - self._looked > _PAUSE):
                     return  # renewed meanwhile; or this process was paused, and the next sweep decides
-                if self._held.pop(ticket.generation, None) is None:
+                if generation not in self._held:
                     return
-                ours = True
-                self._ending[lease] = threading.get_ident()
-                self._rows[ticket.rows, 0] = 0  # before anything may change the pages
-                self._free_rows.extend(ticket.rows.tolist())
-                self._free_slots.append(ticket.slot)
-                after = self._after.pop(ticket.generation)
+                ours = True  # from here on it ends, also where a signal's handler raises
+                self._ending[lease] = here
+                del self._held[generation]
                 lease.reason = reason
-            after()
-        except Exception:  # of on_end: printed, as that of a thread, because the thread that ends a lease may be the sweeper
-            _report()
+                self._take_back(lease)
+            after, lease._after = lease._after, None
+            if after is not None:
+                try:
+                    after(lease)
+                except Exception:  # of on_end: printed, as that of a thread: the thread that ends a lease may be the sweeper
+                    _report()
         finally:
             if ours:
-                with self._changed:
-                    self._ending.pop(lease, None)
-                lease._ended.set()
+                try:
+                    self._finish(lease)
+                finally:
+                    self._finish(lease)  # an exception of a signal's handler may have ended the first call
+
+    def _take_back(self, lease: Lease) -> None:
+        """Zeroes the generations, before anything may change the pages. Idempotent; under the lock."""
+        if lease._rows:
+            self._rows[lease._rows, 0] = 0
+        rows, lease._rows = lease._rows, []
+        self._free_rows.extend(rows)
+        slots, lease._slots = lease._slots, []
+        self._free_slots.extend(slots)
+
+    def _finish(self, lease: Lease) -> None:
+        """Ends what is left of a lease once ``after`` has returned. Idempotent."""
+        with self._lock:
+            self._take_back(lease)
+        if lease._use is not None:
+            self._pool.blocks.release(lease._use)
+        with self._lock:
+            self._ending.pop(lease, None)
+            lease._over = True
+            self._changed.notify_all()
+
+    def wait(self, lease: Lease, deadline: Deadline) -> bool:
+        """Returns when a lease has ended, with True, or at the deadline."""
+        with self._lock:
+            while not lease._over:
+                left = deadline.left()
+                if left == 0:
+                    return False
+                self._changed.wait(left)
+        return True
 
     def renew(self, lease: Lease, seconds: float) -> None:
-        with self._changed:
+        with self._lock:
             if lease._ticket.generation not in self._held:
                 raise LeaseExpiredError(f"renew of the lease of session {lease.session!r}: it has ended ({lease.reason})")
             lease.expires = time.monotonic() + seconds
@@ -221,12 +272,12 @@ class Leases:
 
     @property
     def held(self) -> list[Lease]:
-        with self._changed:
+        with self._lock:
             return list(self._held.values())
 
     def sweep(self) -> None:
         """Ends the leases that are over by now: read, expired, of a lost peer. Their ``after`` runs on this thread."""
-        with self._changed:
+        with self._lock:
             now = time.monotonic()
             pause, self._looked = now - self._looked, now
             if pause > _PAUSE:
@@ -239,7 +290,7 @@ class Leases:
 
     def _sweep_on(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 while not self._held and not self._closed:
                     self._changed.wait()
                 if self._closed:
@@ -257,7 +308,7 @@ class Leases:
             return "read"
         if beaten == ticket.generation and beats != lease._heartbeats:
             lease._heartbeats = beats
-            with self._changed:  # a renewal for longer stays
+            with self._lock:  # a renewal for longer stays
                 lease.expires = max(lease.expires, time.monotonic() + lease.seconds)
         if lease._peer is not None and not lease._peer.alive:
             return "peer lost"
@@ -268,21 +319,21 @@ class Leases:
 
         Called from within an ``after``, it does not wait for others.
         """
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
         for lease in self.held:
             self.end(lease, "closed")
-        with self._changed:
+        with self._lock:
             ending = dict(self._ending)
         if threading.get_ident() in ending.values():
             return  # called by an ``after``, which others may wait for
         for lease in ending:
-            if not lease._ended.wait(deadline.left()):
+            if not self.wait(lease, deadline):
                 raise HmcTimeoutError(
                     f"close of a pool: on_end of the lease of session {lease.session!r} has not returned; call close() again"
                 )
 
     def usage(self) -> dict[str, Any]:
-        with self._changed:
+        with self._lock:
             return {"leases_held": len(self._held), "rows_free": len(self._free_rows), "slots_free": len(self._free_slots)}

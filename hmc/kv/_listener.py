@@ -72,10 +72,11 @@ class Listener:
                 del begun[next(iter(begun))]
             return True
 
-    def end(self, peer: Peer, generation: int) -> None:
-        """Hands over no further record of the session: this answers them. Idempotent."""
+    def end(self, peer: Peer, generation: int, take: Taker) -> None:
+        """Hands no further record of the session to ``take``: this answers them. Idempotent."""
         with self._lock:
-            self._takers.pop((peer, generation), None)
+            if self._takers.get((peer, generation)) == take:
+                del self._takers[peer, generation]
 
     def close(self) -> None:
         """Withdraws every receive. The transfers have ended."""

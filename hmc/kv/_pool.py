@@ -15,7 +15,7 @@ from hmc._core import ConnBuffer, Context, Peer
 from hmc._deadline import Deadline
 from hmc._process import Owned
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError
-from hmc.kv._blocks import Blocks, Used
+from hmc.kv._blocks import Blocks, Use, Used
 from hmc.kv._cache import Cache, layout_of
 from hmc.kv._counters import Counters
 from hmc.kv._leases import Lease, Leases, lasting
@@ -153,29 +153,25 @@ class Pool(Owned):
         seconds, digest = lasting(seconds), flag("digest", digest)
         if on_end is not None and not callable(on_end):
             raise TypeError(f"on_end must be callable or None, not a {type(on_end).__name__}")
-        lease: Lease | None = None
-        known = threading.Event()
+        use = Use()
 
-        def after() -> None:
-            try:
-                known.wait()
-                if own:
-                    self.blocks.free_used(used)  # the name is free; the blocks are used until they are released
-                if on_end is not None and lease is not None:
-                    on_end(lease)
-            finally:
-                self.blocks.release(used)
+        def after(lease: Lease) -> None:
+            if own:
+                self.blocks.free_used(used)  # the name is free; the blocks are used until they are released
+            if on_end is not None:
+                on_end(lease)
 
         try:
-            with self.blocks.claim(session) as used:
-                chosen = self._chosen(used, blocks)
-                first = whole("first", first, 0, MAX_TOKENS)
-                tokens = self._tokens(tokens, chosen, first)
-                check_tokens(self.layout, chosen, tokens, first)
-                self.leases.wait_for(self.cache.marks(stream), session, peer)
-                lease = self.leases.make(session, chosen, tokens, first, seconds, peer, digest, after)
-        finally:
-            known.set()
+            used = self.blocks.use(session, use)
+            chosen = self._chosen(used, blocks)
+            first = whole("first", first, 0, MAX_TOKENS)
+            tokens = self._tokens(tokens, chosen, first)
+            check_tokens(self.layout, chosen, tokens, first)
+            self.leases.wait_for(self.cache.marks(stream), session, peer)
+            lease = self.leases.make(session, chosen, tokens, first, seconds, peer, digest, use, after)
+        except BaseException:
+            self.blocks.abandon(use)
+            raise
         self.counts.add(session, leases=1)
         return lease
 
@@ -220,10 +216,15 @@ class Pool(Owned):
         text("session", session)
         credits, first = whole("credits", credits, 1), whole("first", first, 0, MAX_TOKENS)
         offer = Ticket.decode(ticket, INBOX)
-        with self.blocks.using(session) as used:
+        use = Use()
+        try:
+            used = self.blocks.use(session, use)
             source = side(self.layout, self._chosen(used, blocks), offer.tokens, first + offer.skip)
             push = Push(self, peer, offer, session, source, credits, used if moves else None)
-            self.transfers.run(push, push._run, used)
+            self.transfers.run(push, push._run, use)
+        except BaseException:
+            self.blocks.abandon(use)
+            raise
         return push
 
     # ---- the decode side ----
@@ -258,11 +259,15 @@ class Pool(Owned):
         tokens = lease.tokens - skip if tokens is None else whole("tokens", tokens, 1, MAX_TOKENS)
         if tokens < 1 or skip + tokens > lease.tokens:
             raise InvalidArgumentError(f"tokens {skip} to {skip + tokens - 1} of a lease of {lease.tokens}")
-        transfer = Transfer(text("session", session), "pull")
-        with self.blocks.using(session) as used:
-            target = side(self.layout, self._chosen(used, blocks), tokens, first + (skip if blocks is None else 0))
+        transfer, use = Transfer(text("session", session), "pull"), Use()
+        try:
+            chosen = self._chosen(self.blocks.use(session, use), blocks)
+            target = side(self.layout, chosen, tokens, first + (skip if blocks is None else 0))
             pull = Pull(self, peer, lease, transfer, target, skip, tokens, verify, self.cache.marks(stream))
-            self.transfers.run(transfer, pull.run, used)
+            self.transfers.run(transfer, pull.run, use)
+        except BaseException:
+            self.blocks.abandon(use)
+            raise
         return transfer
 
     def receive(
@@ -290,14 +295,18 @@ class Pool(Owned):
         text("session", session)
         verify = flag("verify", verify)
         skip, first, deadline = whole("skip", skip, 0, MAX_TOKENS), whole("first", first, 0, MAX_TOKENS), Deadline(timeout)
-        with self.blocks.using(session) as used:
-            chosen = self._chosen(used, blocks)
+        use = Use()
+        try:
+            chosen = self._chosen(self.blocks.use(session, use), blocks)
             begin = first + (skip if blocks is None else 0)
             tokens = self._tokens(tokens, chosen, begin)
             target = side(self.layout, chosen, tokens, begin)
             ticket = Ticket.of_inbox(self.id, self.listener.tag, tokens, target.first, skip, verify, target.blocks)
             inbox = Inbox(self, peer, ticket, session, target, tokens, verify, deadline, self.cache.marks(stream))
-            self.transfers.run(inbox, inbox._run, used)
+            self.transfers.run(inbox, inbox._run, use)
+        except BaseException:
+            self.blocks.abandon(use)
+            raise
         return inbox
 
     # ---- counters and the end ----

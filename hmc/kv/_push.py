@@ -65,7 +65,8 @@ class Push(Transfer):
         self._ticket = ticket
         self._source = source
         self._credits = credits
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         # What happens to the push: ("layer", (number, marks)), ("close", (0, [])), ("cancel", 0), ("record", record or exception).
         self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._closed = False
@@ -74,7 +75,6 @@ class Push(Transfer):
         self._complete = False  # every layer and END were sent
         self._travelling: deque[_Piece] = deque()  # of the transfer's own thread
         self._direct: Direct | None = None
-        pool.listener.open(peer, ticket.generation, lambda found: self._events.put(("record", found)))
 
     def ready(self, layer: int, timeout: float | None = None, *, stream: Any = None) -> None:
         """Sends a layer, of the whole model, whose pages are complete and stay so until the push has ended.
@@ -88,7 +88,7 @@ class Push(Transfer):
         if common(self._source.layout.layers, (layer, 1))[1] == 0:
             raise InvalidArgumentError(f"layer {layer} is not in {self._source.layout}")
         behind = self._pool.cache.marks(stream)
-        with self._changed:
+        with self._lock:
             while self._credits == 0 and not self.done:
                 left = deadline.left()
                 if left == 0:
@@ -141,16 +141,22 @@ class Push(Transfer):
         self._finish()
 
     def _finish(self) -> None:
-        with self._changed:
+        with self._lock:
             if not self._closed:
                 self._closed = True
                 self._events.put(("close", (0, [])))
 
+    def _open(self) -> None:
+        self._pool.listener.open(self._peer, self._ticket.generation, self._noted)
+
     def _unstarted(self) -> None:
-        self._pool.listener.end(self._peer, self._ticket.generation)
+        self._pool.listener.end(self._peer, self._ticket.generation, self._noted)
+
+    def _noted(self, found: Record | BaseException) -> None:
+        self._events.put(("record", found))
 
     def _ended(self) -> None:
-        with self._changed:
+        with self._lock:
             self._changed.notify_all()
 
     def _run(self) -> None:
@@ -184,7 +190,7 @@ class Push(Transfer):
                 with contextlib.suppress(HmcError):  # a lost receiver waits for nothing
                     if begun or self._begin():  # ends the receive also where the push sent nothing so far
                         self._send(ABORT)
-            self._pool.listener.end(self._peer, self._ticket.generation)
+            self._unstarted()
             self._pool.counts.add(self.session, pushes=ended, pushes_failed=not ended)
 
     def _begin(self) -> bool:
@@ -261,7 +267,7 @@ class Push(Transfer):
         return found.kind
 
     def _credited(self) -> None:
-        with self._changed:
+        with self._lock:
             self._credits += 1
             self._changed.notify_all()
 

@@ -54,18 +54,18 @@ class Inbox(Transfer):
         self._behind = behind
         self._held = False  # the sender has begun, and is to write once ``behind`` is reached
         self._arrived: set[int] = set()
-        self._news = threading.Condition()
+        self._lock = threading.RLock()
+        self._news = threading.Condition(self._lock)
         # Records, an exception when the peer is lost, None after a cancel.
         self._events: queue.SimpleQueue[Record | BaseException | None] = queue.SimpleQueue()
         self._sender: Record | None = None  # how the sender began
         self._layers = self._heads = (0, 0)  # that it will send
-        pool.listener.open(peer, ticket.generation, self._events.put)
 
     @property
     def layers(self) -> list[int]:
         """The layers that have arrived and were verified, of the whole model."""
         self._check_process()
-        with self._news:
+        with self._lock:
             return sorted(self._arrived)
 
     def wait_layer(self, layer: int, timeout: float | None = None) -> None:
@@ -74,7 +74,7 @@ class Inbox(Transfer):
         deadline, layer, here = Deadline(timeout), whole("layer", layer), self._target.layout
         if common(here.layers, (layer, 1))[1] == 0:
             raise InvalidArgumentError(f"layer {layer} is not in {here}")
-        with self._news:
+        with self._lock:
             while layer not in self._arrived:
                 if self.done:
                     break
@@ -87,11 +87,14 @@ class Inbox(Transfer):
         self._raise_error()
         raise ProtocolError(f"the push of session {self.session!r} ended without layer {layer}")
 
+    def _open(self) -> None:
+        self._pool.listener.open(self._peer, self._ticket.generation, self._events.put)
+
     def _unstarted(self) -> None:
-        self._pool.listener.end(self._peer, self._ticket.generation)
+        self._pool.listener.end(self._peer, self._ticket.generation, self._events.put)
 
     def _ended(self) -> None:
-        with self._news:
+        with self._lock:
             self._news.notify_all()
 
     def cancel(self) -> None:
@@ -175,7 +178,7 @@ class Inbox(Transfer):
         if record.kind == LAYER:
             failure = self._check_layer(record)
             if failure is None:
-                with self._news:
+                with self._lock:
                     self._arrived.add(record.layer)
                     self._news.notify_all()
                 self._send(CREDIT, record.layer)
@@ -211,7 +214,7 @@ class Inbox(Transfer):
 
     def _refuse_further(self) -> None:
         """Answers the records that come after the end, and those that have come already."""
-        self._pool.listener.end(self._peer, self._ticket.generation)
+        self._unstarted()
         with contextlib.suppress(queue.Empty):
             while True:
                 found = self._events.get_nowait()

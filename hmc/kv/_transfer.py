@@ -11,7 +11,7 @@ from collections.abc import Callable
 from hmc._deadline import Deadline
 from hmc._threaded import ThreadedWork
 from hmc.errors import ClosedError, HmcCancelledError
-from hmc.kv._blocks import Blocks, Used
+from hmc.kv._blocks import Blocks, Use
 
 __all__ = ["Transfer", "Transfers"]
 
@@ -29,8 +29,11 @@ class Transfer(ThreadedWork):
         self._what = what
         self._drained = threading.Event()
 
+    def _open(self) -> None:
+        """What precedes the start."""
+
     def _unstarted(self) -> None:
-        """Undoes the constructor where the transfer could not start."""
+        """Undoes ``_open``, if it has run, where the transfer could not start."""
 
     def _check_cancelled(self) -> None:
         if self._cancel.is_set():
@@ -48,42 +51,43 @@ class Transfers:
         self._started: weakref.WeakSet[Transfer] = weakref.WeakSet()  # that run, or have run
         self._closed = False
 
-    def run(self, transfer: Transfer, run: Callable[[], None], used: Used) -> None:
-        """Runs it on a thread, which uses ``used`` until it has ended. Raises OutOfMemoryError, ClosedError.
+    def run(self, transfer: Transfer, run: Callable[[], None], use: Use) -> None:
+        """Runs it on a thread, which releases ``use`` when it has ended. Raises OutOfMemoryError, ClosedError.
 
         After an exception of a signal's handler it has not started, or it was cancelled and ends by itself.
         """
-        self._blocks.hold(used)
         try:
+            use.kept = True
             with self._lock:
                 if self._closed:
                     raise ClosedError("the pool is closed")
                 self._running.add(transfer)
                 self._started.add(transfer)
-            transfer._start(functools.partial(self._main, transfer, run, used), f"hmc.kv {transfer._what}")
+            transfer._open()
+            transfer._start(functools.partial(self._main, transfer, run, use), f"hmc.kv {transfer._what}")
         except BaseException:
             if transfer._withdraw():
                 with self._lock:
                     self._started.discard(transfer)
-                self._end(transfer, used)
+                self._end(transfer, use)
                 transfer._unstarted()
                 transfer._drained.set()  # a close() may wait for it already
             else:
                 transfer.cancel()
             raise
 
-    def _main(self, transfer: Transfer, run: Callable[[], None], used: Used) -> None:
+    def _main(self, transfer: Transfer, run: Callable[[], None], use: Use) -> None:
         try:
             run()
         finally:
-            self._end(transfer, used)
+            self._end(transfer, use)
             self._after()
             transfer._drained.set()
 
-    def _end(self, transfer: Transfer, used: Used) -> None:
+    def _end(self, transfer: Transfer, use: Use) -> None:
         with self._lock:
             self._running.discard(transfer)
-        self._blocks.release(used)
+        self._blocks.release(use)
 
     def close(self) -> None:
         """Refuses further ones."""

@@ -158,8 +158,8 @@ def test_a_name_that_is_used_again_during_a_call_lends_its_old_blocks(kv_pair: A
     old = a.pool.allocate("s", 16)
     use = a.pool.blocks.use
 
-    def interrupted(session: str) -> Used:
-        used = use(session)
+    def interrupted(*given: Any) -> Used:
+        used = use(*given)
         monkeypatch.undo()
         a.pool.free("s")
         a.pool.allocate("s", 16)
@@ -179,9 +179,9 @@ def test_a_pool_that_closes_during_a_call(kv_pair: Any, monkeypatch: pytest.Monk
     ticket = a.pool.lease("s", [1]).ticket
     use = b.pool.blocks.use
 
-    def interrupted(session: str) -> Used:
+    def interrupted(*given: Any) -> Used:
         b.pool.close()
-        return use(session)
+        return use(*given)
 
     monkeypatch.setattr(b.pool.blocks, "use", interrupted)
     with pytest.raises(hmc.ClosedError):

@@ -1,0 +1,157 @@
+"""Calls of hmc.kv that the handler of a signal ends by an exception: free(session) then gives everything back."""
+
+from __future__ import annotations
+
+import dis
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from types import CodeType, FrameType
+from typing import Any
+
+import pytest
+from kv_sides import PAIRS, Side
+
+from hmc import _process, _threaded, kv
+from hmc.kv._blocks import Use
+
+pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="finds where Python looks for signals in its exception tables")
+
+FILES = (os.path.dirname(kv.__file__), _process.__file__, _threaded.__file__, threading.__file__)
+HELD = ("leases_held", "transfers", "pushes_open", "blocks_free", "rows_free", "slots_free")
+
+
+class Interrupted(BaseException):
+    """What a signal's handler raises."""
+
+
+@cache
+def points(code: CodeType) -> set[tuple[int, int]]:
+    """Pairs of instructions between which Python looks for signals: after calls, at a function's beginning, in loops."""
+    tables = [(one.start, one.end, one.target) for one in getattr(dis, "_parse_exception_table")(code)]  # noqa: B009
+
+    def handler(at: int) -> int:
+        return next((target for start, end, target in tables if start <= at < end), -1)
+
+    listed = list(dis.get_instructions(code))
+    found = set()
+    for one in listed:
+        if one.opname.startswith("CALL") or one.opname in ("RESUME", "JUMP_BACKWARD"):
+            # An exception would be raised at the next instruction. Its handler is to be that of this one.
+            found |= {(one.offset, other.offset) for other in listed if handler(other.offset) == handler(one.offset)}
+    return found
+
+
+class Steps:
+    """Interrupts a call at one of the points at which Python looks for signals."""
+
+    def __init__(self, step: int) -> None:
+        self._left = step
+        self._last: dict[int, int] = {}  # instruction by frame
+
+    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
+        if event == "call":
+            if not frame.f_code.co_filename.startswith(FILES):
+                return None
+            frame.f_trace_opcodes = True
+            self._last.pop(id(frame), None)
+        elif event == "opcode":
+            last = self._last.get(id(frame), -1)
+            self._last[id(frame)] = frame.f_lasti
+            self._left -= (last, frame.f_lasti) in points(frame.f_code)
+            if self._left < 0:
+                sys.settrace(None)
+                raise Interrupted
+        return self
+
+
+def interrupted_at(step: int, call: Callable[[], object]) -> bool:
+    """Whether a call had so many points, and was interrupted there."""
+    before = sys.gettrace()
+    # Python 3.12 looks whether any frame asked for its opcodes when tracing starts, and not afterwards.
+    sys._getframe().f_trace_opcodes = True
+    sys.settrace(Steps(step))
+    try:
+        call()
+    except Interrupted:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def held(*sides: Side) -> list[Any]:
+    return [
+        [(name, side.pool.counters()[name]) for name in HELD] + [("sessions", len(side.pool.blocks.sessions))] for side in sides
+    ]
+
+
+def settles(before: list[Any], *sides: Side) -> None:
+    until = time.monotonic() + 60
+    while (found := held(*sides)) != before:
+        assert time.monotonic() < until, (found, before)
+        time.sleep(0.001)
+
+
+def end(leases: list[kv.Lease]) -> None:
+    for lease in leases:
+        lease.release()
+
+
+@pytest.mark.parametrize("call", ["allocate", "lease", "lease of its own", "release", "free", "push", "receive", "pull"])
+def test_an_interrupted_call_leaves_nothing(kv_pair: Any, call: str) -> None:
+    a, b, to_a, to_b = kv_pair(*PAIRS[0])
+    b.pool.pull(to_a, a.pool.lease("first", [1]).ticket, [1]).wait(60)
+    until = time.monotonic() + 60
+    while a.pool.counters()["leases_held"]:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    before = held(a, b)
+    ended: list[Any] = []
+    step = 0
+    for step in range(2000):
+        user = Use()
+        leases: list[kv.Lease] = []
+        if call in ("lease of its own", "release", "free"):
+            a.pool.allocate("s", 32)
+            a.pool.blocks.use("s", user)
+        if call in ("release", "free"):
+            leases.append(a.pool.lease("s", seconds=3600, on_end=ended.append))
+        ticket = b""
+        if call == "push":
+            ticket = b.pool.receive(to_a, [3, 4], session="receives").ticket
+        elif call == "pull":
+            ticket = a.pool.lease("lends", [3, 4], seconds=3600).ticket
+        calls: dict[str, Callable[[], object]] = {
+            "allocate": lambda: a.pool.allocate("s", 40),
+            "lease": lambda: a.pool.lease("s", [1, 2], seconds=3600),
+            "lease of its own": lambda: a.pool.lease("s", seconds=3600),
+            "release": partial(end, leases),
+            "free": lambda: a.pool.free("s"),
+            "push": partial(a.pool.push, to_b, ticket, [3, 4], session="s"),
+            "receive": lambda: b.pool.receive(to_a, [3, 4], session="s"),
+            "pull": partial(b.pool.pull, to_a, ticket, [3, 4], session="s"),
+        }
+        interrupted = interrupted_at(step, calls[call])
+        for side in (a, b):
+            for session in ("s", "lends", "receives"):
+                side.pool.free(session)
+        if user.held:  # the blocks stay with their other user
+            assert a.pool.free_blocks == a.layout.blocks - 2
+            a.pool.blocks.release(user)
+        for lease in leases:
+            lease.wait(60)
+        settles(before, a, b)
+        if not interrupted:
+            break
+    else:
+        pytest.fail("it always was interrupted")
+    assert step > 10
+    assert len(ended) == len(set(ended))
+    # Every lock is free, and leases still end by themselves.
+    assert a.pool.lease("s", [1], seconds=0.01).wait(60) == "expired"
+    a.pool.close(60)
+    b.pool.close(60)
