@@ -250,9 +250,9 @@ class Leases:
             self._changed.notify_all()
 
     def wait(self, lease: Lease, deadline: Deadline) -> bool:
-        """Returns when a lease has ended, with True, or at the deadline."""
+        """Returns when a lease has ended, with True, or at the deadline. Called by its own ``after``, at once."""
         with self._lock:
-            while not lease._over:
+            while not lease._over and self._ending.get(lease) != threading.get_ident():
                 left = deadline.left()
                 if left == 0:
                     return False

@@ -220,3 +220,15 @@ def test_a_pool_is_closed_in_time_beside_an_end_that_does_not_return(kv_pair: An
     go.set()
     a.pool.close()
     assert lease.done
+
+
+@pytest.mark.parametrize("way", ["expired", "released"])
+def test_the_end_of_a_lease_may_wait_for_its_lease(kv_pair: Any, way: str) -> None:
+    a, _, _, _ = kv_pair(*PAIRS[0])
+    found: list[Any] = []
+    seconds = 0.01 if way == "expired" else 600
+    lease = a.pool.lease("s", [1], seconds=seconds, on_end=lambda ended: found.append(ended.wait(20)))
+    if way == "released":
+        lease.release()
+    assert lease.wait(60) == way
+    assert found == [way]
