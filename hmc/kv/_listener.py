@@ -64,6 +64,8 @@ class Listener:
     def begin(self, peer: Peer, generation: int) -> bool:
         """Notes that a ticket's push sends its first record. False where an earlier push did: its answers may be on their way."""
         with self._lock:
+            if peer not in self._posted:
+                return True  # it has left: sending says so
             begun = self._begun.setdefault(peer, {})
             if generation in begun:
                 return False

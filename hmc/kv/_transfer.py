@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 
+from hmc._core import Peer
 from hmc._deadline import Deadline
 from hmc._threaded import ThreadedWork
 from hmc.errors import ClosedError, HmcCancelledError
@@ -38,6 +39,12 @@ class Transfer(ThreadedWork):
     def _check_cancelled(self) -> None:
         if self._cancel.is_set():
             raise HmcCancelledError(f"{self._described} was cancelled; its pages may have been written in part")
+
+    def _lost(self, peer: Peer, error: BaseException) -> BaseException:
+        """The error that a lost peer's records ended with, as that of the transfer: its text says nothing of pages."""
+        found = type(error)(f"{self._described}: the connection to {peer.name} has ended; its pages may have been written in part")
+        found.__cause__ = error
+        return found
 
 
 class Transfers:

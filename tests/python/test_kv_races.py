@@ -332,3 +332,39 @@ def test_a_pool_that_closes_while_it_is_imported_has_no_lease(kv_pair: Any, monk
     with pytest.raises(hmc.HmcCancelledError):
         inbox.wait(20)
     assert a.ctx.counters()["messages.unread"] == b.ctx.counters()["messages.unread"] == 0
+
+
+def test_a_push_to_a_peer_that_leaves_before_its_first_record_keeps_nothing_of_it(
+    kv_pair: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, to_a, to_b = kv_pair(*PAIRS[0])
+    remote = a.pool.remote
+
+    def late(*arguments: Any) -> Any:
+        to_a.close()
+        until = time.monotonic() + 60
+        while a.pool.listener._posted:
+            assert time.monotonic() < until
+            time.sleep(0.001)
+        return remote(*arguments)
+
+    monkeypatch.setattr(a.pool, "remote", late)
+    push = a.pool.push(to_b, b.pool.receive(to_a, [0, 1]).ticket, [5, 6])
+    with pytest.raises((hmc.ClosedError, hmc.PeerLostError)):
+        push.wait(60)
+    assert not a.pool.listener._begun
+
+
+def test_the_error_of_a_peer_that_leaves_is_about_pages(kv_pair: Any) -> None:
+    a, b, to_a, to_b = kv_pair(*PAIRS[0])
+    inbox = b.pool.receive(to_a, [0, 1])
+    push = a.pool.push(to_b, inbox.ticket, [5, 6])
+    push.ready(0)
+    inbox.wait_layer(0, 60)
+    to_a.close()
+    for transfer, peer in ((inbox, to_a), (push, to_b)):
+        with pytest.raises((hmc.ClosedError, hmc.PeerLostError), match="may have been written in part") as raised:
+            transfer.wait(60)
+        assert peer.name in str(raised.value)
+        assert "nothing was written" not in str(raised.value)
+        assert isinstance(raised.value.__cause__, hmc.HmcError)
