@@ -76,14 +76,18 @@ class Pool(Owned):
         self.blocks = Blocks(self.layout.blocks)
         row_bytes = 8 * (1 + self.layout.layers[1] * self.layout.heads[1])
         rows = max(64, min(2 * self.layout.blocks, _ROW_BYTES // row_bytes)) if lease_blocks is None else lease_blocks
-        self.leases = Leases(ctx, self.layout, rows, self)
-        self.listener = Listener(secrets.randbits(61), self._prune)
         self._remotes: dict[tuple[Peer, bytes], RemotePool] = {}
         self._lock = threading.Lock()
-        self.transfers = Transfers(self.blocks, self._prune)
         self._closed = self._drained = False
-        self._described = self._describe()
-        self.id = bytes(self._described.descriptor())
+        try:
+            self.leases = Leases(ctx, self.layout, rows, self)
+            self.listener = Listener(secrets.randbits(61), self._prune)
+            self.transfers = Transfers(self.blocks, self._prune)
+            self._described = self._describe()
+            self.id = bytes(self._described.descriptor())
+        except BaseException:
+            self.cache.close(Deadline(5))  # the pool's parts refer to it: it lives until the collector runs
+            raise
 
     def _describe(self) -> ConnBuffer:
         parts = [self.leases.row_buffer, self.leases.word_buffer, *self.buffers]

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import random
+import time
+import weakref
 from typing import Any
 
 import numpy as np
@@ -108,3 +111,27 @@ def test_flags_are_bools(kv_pair: Any, wrong: Any) -> None:
         b.pool.receive(to_a, [1], verify=wrong)
     assert a.pool.counters()["leases_held"] == 1
     b.pool.pull(to_a, ticket, [1], verify=np.bool_(True)).wait(20)
+
+
+def test_a_pool_that_is_refused_keeps_no_cache() -> None:
+    class Array(np.ndarray):
+        """One that says when it is freed."""
+
+    text = "L=2 | B=12 H=4 N=16 (kv D=32) bf16"
+    nbytes = hmc.layout.Layout(text).buffer_bytes
+    with hmc.Context() as ctx:
+        closed = ctx.buffer(nbytes)
+        closed.close()
+        array = np.zeros(nbytes, np.uint8).view(Array)
+        kept = weakref.ref(array)
+        gc.disable()
+        try:
+            with pytest.raises(hmc.ClosedError):
+                kv.Pool(ctx, [array, closed], text)
+            del array
+            until = time.monotonic() + 60
+            while kept() is not None:
+                assert time.monotonic() < until
+                time.sleep(0.001)
+        finally:
+            gc.enable()
