@@ -84,7 +84,8 @@ class Lease(Owned):
         self._rows: list[int] = []
         self._slots: list[int] = []
         self._use: Use | None = None
-        self._after: Callable[[Lease], None] | None = None
+        self._own = False
+        self._on_end: Callable[[Lease], None] | None = None
 
     @property
     def done(self) -> bool:
@@ -127,7 +128,7 @@ class Leases:
         self._generation = secrets.randbits(62) | 1
         self._held: dict[int, Lease] = {}
         self._looked = 0.0  # when sweep() began last, while leases are held
-        self._ending: dict[Lease, int] = {}  # whose ``after`` runs, and on which thread
+        self._ending: dict[Lease, int] = {}  # whose ``on_end`` runs, and on which thread
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)  # entered by its lock: a signal's handler may raise in its own methods
         self._closed = False
@@ -153,9 +154,13 @@ class Leases:
         peer: Peer | None,
         digest: bool,
         use: Use,
-        after: Callable[[Lease], None],
+        own: bool,
+        on_end: Callable[[Lease], None] | None,
     ) -> Lease:
-        """A lease; ``after`` runs once it has ended, on the thread that ends it, which then releases ``use``."""
+        """A lease. The thread that ends it frees the session that is used, where it is its ``own``, and calls ``on_end``.
+
+        Then it releases ``use``.
+        """
         table = None
         if digest:
             table = self._pool.cache.digests(blocks, tokens, first, session=session).reshape(-1, len(blocks)).T
@@ -190,7 +195,8 @@ class Leases:
                 ticket = Ticket(LEASE, self._pool.id, generation, slots[0], 0, tokens, first, 0, digest, numbers, rows, lasts)
                 lease = Lease(session, ticket, seconds, peer)
                 self._changed.notify_all()
-                lease._leases, lease._rows, lease._slots, lease._use, lease._after = self, row_list, slots, use, after
+                lease._leases, lease._rows, lease._slots = self, row_list, slots
+                lease._use, lease._own, lease._on_end = use, own, on_end
                 self._held[generation] = lease
                 use.kept = True
             except BaseException:
@@ -216,12 +222,6 @@ class Leases:
                 del self._held[generation]
                 lease.reason = reason
                 self._take_back(lease)
-            after, lease._after = lease._after, None
-            if after is not None:
-                try:
-                    after(lease)
-                except Exception:  # of on_end: printed, as that of a thread: the thread that ends a lease may be the sweeper
-                    _report()
         finally:
             if ours:
                 try:
@@ -239,9 +239,17 @@ class Leases:
         self._free_slots.extend(slots)
 
     def _finish(self, lease: Lease) -> None:
-        """Ends what is left of a lease once ``after`` has returned. Idempotent."""
+        """What follows once nothing can be read any more. Idempotent: goes on where an exception has ended it."""
         with self._lock:
             self._take_back(lease)
+        if lease._own and lease._use is not None and lease._use.used is not None:
+            self._pool.blocks.free_used(lease._use.used)  # the name is free; the blocks are used until they are released
+        on_end, lease._on_end = lease._on_end, None
+        if on_end is not None:
+            try:
+                on_end(lease)
+            except Exception:  # printed, as that of a thread, because the thread that ends a lease may be the sweeper
+                _report()
         if lease._use is not None:
             self._pool.blocks.release(lease._use)
         with self._lock:
@@ -250,7 +258,7 @@ class Leases:
             self._changed.notify_all()
 
     def wait(self, lease: Lease, deadline: Deadline) -> bool:
-        """Returns when a lease has ended, with True, or at the deadline. Called by its own ``after``, at once."""
+        """Returns when a lease has ended, with True, or at the deadline. Called by its own ``on_end``, at once."""
         with self._lock:
             while not lease._over and self._ending.get(lease) != threading.get_ident():
                 left = deadline.left()
@@ -276,7 +284,7 @@ class Leases:
             return list(self._held.values())
 
     def sweep(self) -> None:
-        """Ends the leases that are over by now: read, expired, of a lost peer. Their ``after`` runs on this thread."""
+        """Ends the leases that are over by now: read, expired, of a lost peer. Their ``on_end`` runs on this thread."""
         with self._lock:
             now = time.monotonic()
             pause, self._looked = now - self._looked, now
@@ -315,9 +323,9 @@ class Leases:
         return "expired" if time.monotonic() > lease.expires else ""
 
     def close(self, deadline: Deadline) -> None:
-        """Ends all leases. Waits until every ``after`` that runs on another thread has returned. HmcTimeoutError.
+        """Ends all leases. Waits until every ``on_end`` that runs on another thread has returned. HmcTimeoutError.
 
-        Called from within an ``after``, it does not wait for others.
+        Called from within an ``on_end``, it does not wait for others.
         """
         with self._lock:
             self._closed = True
@@ -327,7 +335,7 @@ class Leases:
         with self._lock:
             ending = dict(self._ending)
         if threading.get_ident() in ending.values():
-            return  # called by an ``after``, which others may wait for
+            return  # called by an ``on_end``, which others may wait for
         for lease in ending:
             if not self.wait(lease, deadline):
                 raise HmcTimeoutError(

@@ -158,21 +158,13 @@ class Pool(Owned):
         if on_end is not None and not callable(on_end):
             raise TypeError(f"on_end must be callable or None, not a {type(on_end).__name__}")
         use = Use()
-
-        def after(lease: Lease) -> None:
-            if own:
-                self.blocks.free_used(used)  # the name is free; the blocks are used until they are released
-            if on_end is not None:
-                on_end(lease)
-
         try:
-            used = self.blocks.use(session, use)
-            chosen = self._chosen(used, blocks)
+            chosen = self._chosen(self.blocks.use(session, use), blocks)
             first = whole("first", first, 0, MAX_TOKENS)
             tokens = self._tokens(tokens, chosen, first)
             check_tokens(self.layout, chosen, tokens, first)
             self.leases.wait_for(self.cache.marks(stream), session, peer)
-            lease = self.leases.make(session, chosen, tokens, first, seconds, peer, digest, use, after)
+            lease = self.leases.make(session, chosen, tokens, first, seconds, peer, digest, use, own, on_end)
         except BaseException:
             self.blocks.abandon(use)
             raise

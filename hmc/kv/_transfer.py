@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import functools
 import threading
+import time
 import weakref
 from collections.abc import Callable
 
@@ -15,6 +15,8 @@ from hmc.errors import ClosedError, HmcCancelledError
 from hmc.kv._blocks import Blocks, Use
 
 __all__ = ["Transfer", "Transfers"]
+
+_MOMENT = 0.0005  # seconds between two looks whether a transfer that has drained is done
 
 
 class Transfer(ThreadedWork):
@@ -28,7 +30,14 @@ class Transfer(ThreadedWork):
         super().__init__(f"the {what} of session {session!r}")
         self.session = session
         self._what = what
-        self._drained = threading.Event()
+        self._drained = False  # under the lock of Transfers
+        # In place of the Event of ThreadedWork: a signal's handler that raises within set() leaves the lock of an Event taken.
+        self._cancelled = False
+
+    def cancel(self) -> None:
+        """Asks it to end, with HmcCancelledError, once what is in flight has drained. Returns at once; idempotent."""
+        self._check_process()
+        self._cancelled = True
 
     def _open(self) -> None:
         """What precedes the start."""
@@ -37,7 +46,7 @@ class Transfer(ThreadedWork):
         """Undoes ``_open``, if it has run, where the transfer could not start."""
 
     def _check_cancelled(self) -> None:
-        if self._cancel.is_set():
+        if self._cancelled:
             raise HmcCancelledError(f"{self._described} was cancelled; its pages may have been written in part")
 
     def _lost(self, peer: Peer, error: BaseException) -> BaseException:
@@ -53,7 +62,8 @@ class Transfers:
     def __init__(self, blocks: Blocks, after: Callable[[], None]) -> None:
         self._blocks = blocks
         self._after = after  # runs when a transfer has ended, on its thread
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)  # entered by its lock: a signal's handler may raise in its own methods
         self._running: set[Transfer] = set()
         self._started: weakref.WeakSet[Transfer] = weakref.WeakSet()  # that run, or have run
         self._closed = False
@@ -78,7 +88,7 @@ class Transfers:
                     self._started.discard(transfer)
                 self._end(transfer, use)
                 transfer._unstarted()
-                transfer._drained.set()  # a close() may wait for it already
+                self._note_drained(transfer)  # a close() may wait for it already
             else:
                 transfer.cancel()
             raise
@@ -89,12 +99,17 @@ class Transfers:
         finally:
             self._end(transfer, use)
             self._after()
-            transfer._drained.set()
+            self._note_drained(transfer)
 
     def _end(self, transfer: Transfer, use: Use) -> None:
         with self._lock:
             self._running.discard(transfer)
         self._blocks.release(use)
+
+    def _note_drained(self, transfer: Transfer) -> None:
+        with self._lock:
+            transfer._drained = True
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Refuses further ones."""
@@ -109,12 +124,17 @@ class Transfers:
     def wait(self, deadline: Deadline) -> Transfer | None:
         """Waits until each is ``done``, which a transfer is a moment after it has drained. Returns one that is not in time."""
         for transfer in self._unfinished():
-            if not transfer._drained.wait(deadline.left()):
-                return transfer
+            with self._lock:
+                while not transfer._drained:
+                    left = deadline.left()
+                    if left == 0:
+                        return transfer
+                    self._changed.wait(left)
         for transfer in self._unfinished():
-            concurrent.futures.wait([transfer._future], deadline.left())
-            if not transfer.done:
-                return transfer
+            while not transfer.done:
+                if deadline.left() == 0:
+                    return transfer
+                time.sleep(_MOMENT)
         return None
 
     def _unfinished(self) -> list[Transfer]:

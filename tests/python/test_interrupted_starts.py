@@ -6,7 +6,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from weights_pair import Pair, random
 
 import hmc
 from hmc import _workers
-from hmc.kv import _pull, _transfer
+from hmc.kv import _pull
 from hmc.weights import _plan
 
 
@@ -137,12 +136,14 @@ def test_close_beside_a_refused_thread_returns(kv_pair: Any, monkeypatch: pytest
     lease = a.pool.lease("s", [1])
     waits = threading.Event()
 
-    class Noted(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            waits.set()
-            return super().wait(timeout)
+    changed = b.pool.transfers._changed
+    wait = changed.wait
 
-    monkeypatch.setattr(_transfer, "threading", SimpleNamespace(Event=Noted, Lock=threading.Lock))
+    def noted(timeout: float | None = None) -> bool:
+        waits.set()
+        return wait(timeout)
+
+    monkeypatch.setattr(changed, "wait", noted)
     closes = threading.Thread(target=lambda: b.pool.close(None), daemon=True)
     start = threading.Thread.start
 
