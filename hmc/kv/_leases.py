@@ -25,6 +25,7 @@ from hmc._process import Owned, start_thread
 from hmc._streams import wait_for
 from hmc.errors import (
     ClosedError,
+    HmcError,
     HmcTimeoutError,
     InvalidArgumentError,
     LeaseExpiredError,
@@ -163,7 +164,11 @@ class Leases:
         """
         table = None
         if digest:
-            table = self._pool.cache.digests(blocks, tokens, first, session=session).reshape(-1, len(blocks)).T
+            try:
+                table = self._pool.cache.digests(blocks, tokens, first, session=session).reshape(-1, len(blocks)).T
+            except HmcError:
+                self._pool._check_open()  # a pool that was closed meanwhile has no arrays
+                raise
         if len(blocks) > len(self._free_rows) or not self._free_slots:
             self.sweep()
         with self._lock:

@@ -174,6 +174,21 @@ def test_a_name_that_is_used_again_during_a_call_lends_its_old_blocks(kv_pair: A
     assert a.pool.allocate("u", 16) == old
 
 
+@pytest.mark.parametrize("digest", [False, True])
+def test_a_pool_that_closes_during_a_lease(kv_pair: Any, monkeypatch: pytest.MonkeyPatch, digest: bool) -> None:
+    a, _, _, _ = kv_pair(*PAIRS[0])
+    use = a.pool.blocks.use
+
+    def interrupted(*given: Any) -> Used:
+        a.pool.close()
+        return use(*given)
+
+    monkeypatch.setattr(a.pool.blocks, "use", interrupted)
+    with pytest.raises(hmc.ClosedError):
+        a.pool.lease("s", [1], digest=digest)
+    assert not a.pool.blocks.sessions
+
+
 def test_a_pool_that_closes_during_a_call(kv_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, to_a, _ = kv_pair(*PAIRS[0])
     ticket = a.pool.lease("s", [1]).ticket
