@@ -15,7 +15,7 @@ from hmc._streams import wait_for
 from hmc.errors import HmcTimeoutError, InvalidArgumentError, UnsupportedError
 from hmc.experts._memory import Area, Counts
 from hmc.tensors import _dtypes
-from hmc.tensors._axes import c_strides
+from hmc.tensors._register import is_dense
 from hmc.tensors._storage import check_storage
 
 #: Memory, and what is queued before it may be read.
@@ -145,8 +145,7 @@ def _source_of(array: Any, row_bytes: int, behind: list[_core.StreamMark]) -> _S
 
 def in_order(tensor: tensors.Tensor) -> _core.Memory:
     """The elements in C order. InvalidArgumentError: they lie in another order, or have gaps."""
-    steps = zip(tensor.shape, tensor.strides, c_strides(tensor.shape, tensor.itemsize), strict=True)
-    if tensor.nbytes and any(extent > 1 and found != wanted for extent, found, wanted in steps):
+    if not is_dense(tensor):
         raise InvalidArgumentError(f"a Tensor of shape {tensor.shape} with strides of {tensor.strides} bytes; pass one in C order")
     return tensor.memory()
 

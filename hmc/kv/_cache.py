@@ -29,6 +29,7 @@ from hmc.kv._moves import Chunk, Piece, Side, pieces
 from hmc.kv._remote import Scratch
 from hmc.layout import Layout
 from hmc.tensors import Tensor
+from hmc.tensors._register import is_dense
 
 __all__ = ["Cache", "layout_of"]
 
@@ -100,6 +101,12 @@ def _write(chunk: Chunk, source: Any, near: tuple[Layout, Any, Any], position: i
     return layouts.convert(chunk.packed, source, packed, *near, chunk.tokens, **where, digest=digest)
 
 
+def _memory_of(tensor: Tensor) -> Memory:
+    if not is_dense(tensor):
+        raise InvalidArgumentError(f"a Tensor of shape {tensor.shape} with strides of {tensor.strides} bytes; pass one in C order")
+    return tensor.memory()
+
+
 class Cache:
     """The arrays of a pool, registered, and their layout. Any thread.
 
@@ -112,7 +119,7 @@ class Cache:
         self._counts = counts
         self._again = 0.0  # when the device is asked whether it computes
         given = caches if isinstance(caches, list | tuple) else [caches]
-        self._arrays: list[Any] = [one.memory() if isinstance(one, Tensor) else one for one in given]
+        self._arrays: list[Any] = [_memory_of(one) if isinstance(one, Tensor) else one for one in given]
         if len(self._arrays) != layout.buffers:
             raise InvalidArgumentError(f"{len(self._arrays)} arrays; the layout {layout} has {layout.buffers}")
         self.buffers: list[ConnBuffer] = []

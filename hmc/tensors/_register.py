@@ -44,6 +44,15 @@ def describe(array: Any) -> Description:
     )
 
 
+def is_dense(array: Any) -> bool:
+    """Elements lie in C order without gaps."""
+    found = describe(array)
+    wanted = c_strides(found.shape, _dtypes.size_of(found.dtype))
+    return 0 in found.shape or all(
+        stride == dense or extent == 1 for stride, dense, extent in zip(found.strides, wanted, found.shape, strict=True)
+    )
+
+
 def _described(dtype: Any, shape: Sequence[int], strides: Sequence[int] | None) -> Description:
     name, extents = _dtypes.name_of(dtype), tuple(int(extent) for extent in shape)
     if strides is None or 0 in extents:

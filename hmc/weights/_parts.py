@@ -14,9 +14,9 @@ from hmc import _core
 from hmc._arguments import whole, wholes
 from hmc.errors import InvalidArgumentError, UnsupportedError
 from hmc.tensors import Tensor, _dtypes, describe
-from hmc.tensors._axes import c_strides
+from hmc.tensors._register import is_dense
 
-__all__ = ["WORDS", "Part", "Words", "fused", "is_dense", "memory_of", "part", "parts_of", "plain", "shard", "text_bytes"]
+__all__ = ["WORDS", "Part", "Words", "fused", "memory_of", "part", "parts_of", "plain", "shard", "text_bytes"]
 
 _MOST = 1 << 62
 WORDS = {1: "u1", 2: "<u2", 4: "<u4", 8: "<u8", 16: "V16"}
@@ -139,17 +139,6 @@ def parts_of(tensors: Any) -> list[tuple[str, Part]]:
                 raise InvalidArgumentError(f"tensor {name}: {error}") from None
             found.append((name, made))
     return found
-
-
-def is_dense(array: Any) -> bool:
-    """Elements lie in C order without gaps."""
-    found = describe(array)
-    return 0 in found.shape or all(
-        stride == wanted or extent == 1
-        for stride, wanted, extent in zip(
-            found.strides, c_strides(found.shape, _dtypes.size_of(found.dtype)), found.shape, strict=True
-        )
-    )
 
 
 class Words:

@@ -17,10 +17,11 @@ from hmc._interrupts import take
 from hmc._process import Owned
 from hmc._streams import queued, wait_for
 from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError
+from hmc.tensors._register import is_dense
 from hmc.weights._cells import TASK_BYTES
 from hmc.weights._digest import Grid
 from hmc.weights._manifest import MAX_AXES, MAX_EPOCH, MAX_EXTENT, STATE_BYTES, Manifest, Shard, published_as
-from hmc.weights._parts import Part, is_dense, memory_of, parts_of, plain
+from hmc.weights._parts import Part, memory_of, parts_of, plain
 from hmc.weights._remote import Source, lookup
 from hmc.weights._sinks import Quantised
 

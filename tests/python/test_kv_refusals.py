@@ -14,6 +14,7 @@ import pytest
 from kv_sides import PAIRS
 
 import hmc
+import hmc.tensors
 from hmc import kv
 from hmc.kv._wire import INBOX, LEASE, Description, Ticket
 
@@ -135,3 +136,11 @@ def test_a_pool_that_is_refused_keeps_no_cache() -> None:
                 time.sleep(0.001)
         finally:
             gc.enable()
+
+
+def test_a_tensor_in_another_order_is_refused() -> None:
+    """Its memory has no gaps: taken as it lies, tokens and heads would be exchanged."""
+    with hmc.Context() as ctx:
+        tensor = hmc.tensors.register(ctx, np.asfortranarray(np.zeros((2, 4, 8, 2, 16), np.uint16)))
+        with pytest.raises(hmc.InvalidArgumentError, match="pass one in C order"):
+            kv.Pool(ctx, tensor, "L=2 B=4 N=8 H=2 D=16 bf16")
