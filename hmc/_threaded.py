@@ -65,6 +65,12 @@ def _copy(error: BaseException) -> BaseException:
     return found.with_traceback(error.__traceback__)
 
 
+class Cancel:
+    """Whether a work was asked to end. No Event: an exception of a signal's handler within set() leaves an Event's lock taken."""
+
+    asked = False
+
+
 class ThreadedWork(Owned):
     """Base of transfers. It ends only once nothing of it can still be read or written. Any thread.
 
@@ -75,7 +81,7 @@ class ThreadedWork(Owned):
         super().__init__()
         self._described = described
         self._future: Future[None] = Future()
-        self._cancel = threading.Event()
+        self._cancel = Cancel()
         self._begun = threading.Lock()  # taken once: by the thread, which then runs, or by ``_withdraw``
 
     def _start(self, run: Callable[[], None], thread: str) -> None:
@@ -121,7 +127,7 @@ class ThreadedWork(Owned):
     def cancel(self) -> None:
         """Asks it to end, with HmcCancelledError, once what is in flight has drained. Returns at once; idempotent."""
         self._check_process()
-        self._cancel.set()
+        self._cancel.asked = True
 
     def __await__(self) -> Generator[object, None, None]:
         """Awaits the end. A task that is cancelled meanwhile cancels the work, and ends when the work has ended."""

@@ -148,7 +148,7 @@ class Inbox(Transfer):
         if draining:
             return self._events.get()
         left = self._deadline.left()
-        if self._cancelled:
+        if self._cancel.asked:
             return None
         try:
             return self._events.get(timeout=_PAUSE if self._held and left != 0 else left)
@@ -156,7 +156,7 @@ class Inbox(Transfer):
             return _LOOK if self._held and left != 0 else None
 
     def _given_up(self) -> HmcError:
-        if self._cancelled:
+        if self._cancel.asked:
             return HmcCancelledError(
                 f"the receive of session {self.session!r} was cancelled; its pages may have been written in part"
             )

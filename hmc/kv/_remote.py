@@ -87,7 +87,7 @@ def finish(work: Work, transfer: Transfer, tick: Callable[[], None] | None = Non
             if work.done:
                 work.wait()  # it ended just now, or with a timeout of its own
                 return
-            if transfer._cancelled and work._withdraw():
+            if transfer._cancel.asked and work._withdraw():
                 transfer._check_cancelled()
             if tick is not None:
                 tick()

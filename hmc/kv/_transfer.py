@@ -31,13 +31,6 @@ class Transfer(ThreadedWork):
         self.session = session
         self._what = what
         self._drained = False  # under the lock of Transfers
-        # In place of the Event of ThreadedWork: a signal's handler that raises within set() leaves the lock of an Event taken.
-        self._cancelled = False
-
-    def cancel(self) -> None:
-        """Asks it to end, with HmcCancelledError, once what is in flight has drained. Returns at once; idempotent."""
-        self._check_process()
-        self._cancelled = True
 
     def _open(self) -> None:
         """What precedes the start."""
@@ -46,7 +39,7 @@ class Transfer(ThreadedWork):
         """Undoes ``_open``, if it has run, where the transfer could not start."""
 
     def _check_cancelled(self) -> None:
-        if self._cancelled:
+        if self._cancel.asked:
             raise HmcCancelledError(f"{self._described} was cancelled; its pages may have been written in part")
 
     def _lost(self, peer: Peer, error: BaseException) -> BaseException:

@@ -14,6 +14,7 @@ from hmc._deadline import Deadline
 from hmc._interrupts import take
 from hmc._process import Owned
 from hmc._streams import queued, wait_for
+from hmc._threaded import Cancel
 from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError
 from hmc.tensors import Tensor, view
 from hmc.weights._casts import check_cast
@@ -149,7 +150,7 @@ class Plan(Owned):
                 raise
             return self._pull
 
-    def _fill(self, verify: bool, epoch: int | None, deadline: Deadline, cancel: threading.Event) -> None:
+    def _fill(self, verify: bool, epoch: int | None, deadline: Deadline, cancel: Cancel) -> None:
         """The pull, on its thread."""
         limits = Limits(cancel, deadline)
         found = run(self, verify, epoch, limits)

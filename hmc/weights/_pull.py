@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
+import time
 from collections import deque
 from typing import Any, NamedTuple, Protocol
 
 from hmc._core import ConnBuffer, Work
 from hmc._deadline import Deadline
+from hmc._threaded import Cancel
 from hmc.errors import EpochChangedError, HmcCancelledError, HmcError, HmcTimeoutError, OutOfMemoryError
 from hmc.weights._cells import Cell, Task
 from hmc.weights._manifest import STATE_BYTES
@@ -34,8 +36,8 @@ class Planned(Protocol):
 class Limits:
     """What ends a pull early: the user's cancel, the deadline, an error of another worker."""
 
-    def __init__(self, cancel: threading.Event, deadline: Deadline) -> None:
-        self.cancel = cancel
+    def __init__(self, cancel: Cancel, deadline: Deadline) -> None:
+        self._cancel = cancel
         self._deadline = deadline
         self.failed = threading.Event()
 
@@ -44,7 +46,7 @@ class Limits:
         return most if left is None else min(most, left)
 
     def check(self) -> None:
-        if self.cancel.is_set():
+        if self._cancel.asked:
             raise HmcCancelledError("the pull was cancelled; the target is unchanged")
         if self._deadline.left() == 0:
             raise HmcTimeoutError("the pull has not ended by its deadline; it was stopped, and the target is unchanged")
@@ -270,7 +272,7 @@ def _start(plan: Planned, epoch: int | None, limits: Limits) -> Start:
                 if wanted is not None and chosen and all(not task.sources.isdisjoint(chosen) for task in plan.tasks):
                     return Start(wanted, chosen)
                 limits.check()
-                limits.cancel.wait(limits.left(pause))
+                time.sleep(limits.left(pause))
                 pause = min(0.02, pause * 2)
         except HmcTimeoutError:
             found = {f"{plan.sources[number].peer.name}/{plan.sources[number].name}": at for number, (_, at) in states.items()}

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import threading
 from collections.abc import Callable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 
 from hmc._deadline import Deadline
-from hmc._threaded import ThreadedWork
+from hmc._threaded import Cancel, ThreadedWork
 from hmc.errors import HmcTimeoutError
 
 __all__ = ["Pull"]
@@ -24,7 +23,7 @@ class Pull(ThreadedWork):
     def __init__(self) -> None:
         super().__init__("the pull")
 
-    def _begin(self, run: Callable[[threading.Event], None]) -> None:
+    def _begin(self, run: Callable[[Cancel], None]) -> None:
         """Once. After an exception ``_withdraw`` tells whether it runs all the same."""
         self._start(functools.partial(run, self._cancel), "hmc.weights pull")
 

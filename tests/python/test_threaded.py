@@ -177,4 +177,4 @@ def test_a_work_of_a_closed_loop_ends() -> None:
     loop.run_until_complete(asyncio.sleep(0.05))
     loop.close()
     work.wait(20)
-    assert work._cancel.is_set()
+    assert work._cancel.asked
