@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Callable, Iterator
-from types import CodeType, FrameType
+from types import CodeType
 
 import numpy as np
 import pytest
+from opcodes import interrupted_at
 from weights_pair import Pair
 
 import hmc
@@ -21,32 +21,6 @@ from hmc.weights import Plan, Publication
 def pair() -> Iterator[Pair]:
     with contextlib.ExitStack() as end:
         yield Pair(end)
-
-
-def interrupted_at(step: int, code: CodeType, call: Callable[[], object]) -> bool:
-    """Whether ``call`` took that many steps in ``code``, and was interrupted then."""
-    taken = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
-        nonlocal taken
-        if frame.f_code is not code:
-            return None
-        frame.f_trace_opcodes = True
-        taken += event == "opcode"
-        if taken > step:
-            sys.settrace(None)
-            raise KeyboardInterrupt
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        call()
-    except KeyboardInterrupt:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
 
 
 def every_step(code: CodeType, call: Callable[[], object], afterwards: Callable[[], object]) -> None:

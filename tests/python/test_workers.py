@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import gc
 import os
-import sys
 import threading
 import time
 import weakref
 from collections import Counter
 from collections.abc import Callable
-from types import FrameType
 
 import pytest
+from opcodes import interrupted_at
 
 from hmc import _workers
 from hmc._workers import run_on_thread
@@ -125,45 +124,13 @@ def test_an_error_ends_its_thread_and_no_other(monkeypatch: pytest.MonkeyPatch) 
     assert thread_of("next").name in ("next", "hmc idle")
 
 
-class Interrupted(Exception):
-    """What a signal's handler raises."""
-
-
-def interrupted_at(step: int, run: Callable[[], None]) -> bool:
-    """Whether run_on_thread() took that many steps, and was interrupted by an exception then."""
-    taken = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
-        nonlocal taken
-        if frame.f_code is not run_on_thread.__code__:
-            return None
-        frame.f_trace_opcodes = True
-        taken += event == "opcode"
-        if taken > step:
-            sys.settrace(None)
-            raise Interrupted
-        return trace
-
-    before = sys.gettrace()
-    # Python 3.12 looks whether any frame asked for its opcodes when tracing starts, and not afterwards.
-    sys._getframe().f_trace_opcodes = True
-    sys.settrace(trace)
-    try:
-        run_on_thread(run, "interrupted")
-    except Interrupted:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
-
-
 def test_an_interrupt_strands_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     """Between any two of Python's steps, where the handler of a signal may raise."""
     monkeypatch.setattr(_workers, "_idle", [])
     thread = thread_of("kept")
     for step in range(200):
         until(lambda: parked() == 1)
-        if not interrupted_at(step, lambda: None):
+        if not interrupted_at(step, run_on_thread.__code__, lambda: run_on_thread(lambda: None, "interrupted")):
             break
     else:
         pytest.fail("it always was interrupted")
