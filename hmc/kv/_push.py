@@ -255,7 +255,7 @@ class Push(Transfer):
     def _take(self, found: Record | BaseException) -> int:
         """Handles a record and returns its kind."""
         if isinstance(found, BaseException):
-            raise self._lost(self._peer, found)
+            raise self._lost(found)
         if found.kind == CREDIT:
             self._credited()
         elif found.kind == STOP:

@@ -117,7 +117,7 @@ class Inbox(Transfer):
         while True:
             found = self._next(draining=failure is not None)
             if isinstance(found, BaseException):
-                raise failure or self._lost(self._peer, found)
+                raise failure or self._lost(found)
             if isinstance(found, Record) and not self._is_of_sender(found):
                 self._pool.listener.refuse(self._peer, found)
                 continue

@@ -8,7 +8,6 @@ import time
 import weakref
 from collections.abc import Callable
 
-from hmc._core import Peer
 from hmc._deadline import Deadline
 from hmc._threaded import ThreadedWork
 from hmc.errors import ClosedError, HmcCancelledError
@@ -42,9 +41,10 @@ class Transfer(ThreadedWork):
         if self._cancel.asked:
             raise HmcCancelledError(f"{self._described} was cancelled; its pages may have been written in part")
 
-    def _lost(self, peer: Peer, error: BaseException) -> BaseException:
-        """The error that a lost peer's records ended with, as that of the transfer: its text says nothing of pages."""
-        found = type(error)(f"{self._described}: the connection to {peer.name} has ended; its pages may have been written in part")
+    def _lost(self, error: BaseException) -> BaseException:
+        """The error that the receive of records ended with, as that of the transfer: a receive says nothing of pages."""
+        reason = str(error).partition(": ")[2] or str(error)  # behind what HMC says of the receive
+        found = type(error)(f"{self._described}; its pages may have been written in part: {reason}")
         found.__cause__ = error
         return found
 
