@@ -43,7 +43,8 @@ CLOSED, MASKED = -1, -2
 #: Raised by a rank that has read another one's results.
 READ = 9
 _MOST_SAID = 2000  # characters of an error that other ranks get
-_MEMORY = ("outbox", "window", "staging", "_staged", "rows", "scales", "results", "gathered", "windows", "stagings")  # of a Fabric
+# Attributes of a Fabric that hold memory.
+_MEMORY = ("outbox", "window", "staging", "_staged", "rows", "scales", "results", "gathered", "windows", "stagings")
 
 
 class Kind(IntEnum):

@@ -65,7 +65,7 @@ class _Images:
         self._spare: list[Memory] = []
 
     def close(self) -> None:
-        """None is taken any more."""
+        """Frees the spare ones. After the last use."""
         with self._lock:
             self._spare.clear()
 

@@ -76,7 +76,7 @@ class Fetcher(Loading):
                     running,
                     HmcTimeoutError(f"no thread was free within {self._timeout:g} s; raise load_threads"),
                 )
-            # Also of those that have begun: they ask one prefill worker after another.
+            # Fetches that have begun are renewed too: they ask one prefill worker after another.
             self._renew_wanted(running.fetch.remote for running in self._running.values() if not running.cancelled)
             finished, self._finished = self._finished, set()
             failed, self._failures = self._failures, set()

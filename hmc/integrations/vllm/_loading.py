@@ -42,7 +42,7 @@ class Loading:
 
     ``sources`` names the prefill workers that have parts of a remote request. ``model``: fingerprint, see :class:`Ask`.
     ``timeout``: seconds for a request, in push with the time in which it is computed. ``threads``: requests that are asked for at a
-    time. ``renew``: seconds between two renewals of those that wait for a thread or for another prefill worker. ``connected`` is
+    time. ``renew``: seconds between two renewals of requests that wait for a thread or for another prefill worker. ``connected`` is
     called with each new peer.
     """
 

@@ -42,7 +42,7 @@ class Grid:
     tp: int
 
     def sources(self, remote: Remote, layers_of: LayersOf) -> list[Source]:
-        """The workers of ``remote`` that this worker reads, and those that it has to release.
+        """The workers of ``remote`` that this worker reads, and the workers that it only tells to free the blocks.
 
         Raises UnsupportedError for sizes that no engine of this model has: clients name them.
         """
