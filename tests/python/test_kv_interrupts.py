@@ -116,7 +116,7 @@ def within(call: Callable[[], object]) -> None:
     assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("call", ["allocate", "lease", "lease of its own", "release", "free", "push", "receive", "pull"])
+@pytest.mark.parametrize("call", ["allocate", "lease", "lease of allocated blocks", "release", "free", "push", "receive", "pull"])
 def test_an_interrupted_call_leaves_nothing(kv_pair: Any, call: str) -> None:
     a, b, to_a, to_b = kv_pair(*PAIRS[0])
     b.pool.pull(to_a, a.pool.lease("first", [1]).ticket, [1]).wait(60)
@@ -130,7 +130,7 @@ def test_an_interrupted_call_leaves_nothing(kv_pair: Any, call: str) -> None:
     for step in range(2000):
         user = Use()
         leases: list[kv.Lease] = []
-        if call in ("lease of its own", "release", "free"):
+        if call in ("lease of allocated blocks", "release", "free"):
             a.pool.allocate("s", 32)
             a.pool.blocks.use("s", user)
         if call in ("release", "free"):
@@ -143,7 +143,7 @@ def test_an_interrupted_call_leaves_nothing(kv_pair: Any, call: str) -> None:
         calls: dict[str, Callable[[], object]] = {
             "allocate": lambda: a.pool.allocate("s", 40),
             "lease": lambda: a.pool.lease("s", [1, 2], seconds=3600),
-            "lease of its own": lambda: a.pool.lease("s", seconds=3600),
+            "lease of allocated blocks": lambda: a.pool.lease("s", seconds=3600),
             "release": partial(end, leases),
             "free": lambda: a.pool.free("s"),
             "push": partial(a.pool.push, to_b, ticket, [3, 4], session="s"),

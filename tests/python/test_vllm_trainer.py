@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 import threading
-from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from faked_vllm import imported
 
 import hmc
 
@@ -51,18 +51,18 @@ class Engine:
 
 @pytest.fixture
 def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    torch, group = ModuleType("torch"), Group()
-    torch.distributed = group  # type: ignore[attr-defined]
     base = SimpleNamespace(TrainerInitInfo=object, TrainerWeightTransferEngine=Engine)
-    fakes = {"torch": torch, "torch.distributed": group, "vllm": SimpleNamespace(), "vllm.distributed": SimpleNamespace()}
-    fakes |= {"vllm.distributed.weight_transfer": SimpleNamespace(), "vllm.distributed.weight_transfer.base": base}
-    name = "hmc.integrations.vllm._weight_trainer"
-    with monkeypatch.context() as here:
-        here.delitem(sys.modules, name, raising=False)
-        for module, fake in fakes.items():
-            here.setitem(sys.modules, module, fake)
-        yield __import__(name, fromlist=["x"])
-        sys.modules.pop(name)
+    modules = {"vllm.distributed.weight_transfer.base": base}
+    with imported(monkeypatch, "hmc.integrations.vllm._weight_trainer", Group(), modules) as found:
+        yield found
+
+
+def on_two_ranks(rank: Callable[[int], None]) -> None:
+    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
 
 
 class Client:
@@ -106,11 +106,7 @@ def test_the_engine_is_not_asked_where_a_rank_cannot_publish(trainer: Any, broke
         epochs[number] = made._publication.epoch
         made.shutdown()
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    on_two_ranks(rank)
     assert [len(one) for one in errors] == [1, 1]
     assert isinstance(errors[broken][0], hmc.InvalidArgumentError)
     assert f"rank {broken} raised InvalidArgumentError: its array was resized" in str(errors[1 - broken][0])
@@ -132,11 +128,7 @@ def test_every_rank_is_refused_where_one_cannot_publish(trainer: Any, broken: in
         except hmc.HmcError as error:
             errors[number] = error
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    on_two_ranks(rank)
     assert isinstance(errors[broken], hmc.InvalidArgumentError)
     assert type(errors[1 - broken]) is hmc.HmcError  # it waited for the addresses of the other one
     assert f"weights were not published: rank {broken} raised InvalidArgumentError" in str(errors[1 - broken])
@@ -159,11 +151,7 @@ def test_a_wrong_epoch_does_not_spoil_the_next_one(trainer: Any) -> None:
         epochs[number] = made._publication.epoch
         made.shutdown()
 
-    threads = [threading.Thread(target=rank, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
+    on_two_ranks(rank)
     assert errors == [[hmc.InvalidArgumentError, TypeError]] * 2
     assert epochs[0] == epochs[1] > 0
     assert client.calls == ["start", epochs[0], "finish"]

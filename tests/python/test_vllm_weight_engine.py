@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import gc
-import sys
 import threading
 import weakref
 from collections.abc import Iterator
-from types import ModuleType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from faked_vllm import imported
 
 import hmc
 from hmc.integrations.vllm._incoming_weights import Read
@@ -51,22 +51,15 @@ def workers(request: pytest.FixtureRequest) -> Workers:
 
 @pytest.fixture
 def engine(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    torch = ModuleType("torch")
-    torch.distributed = workers  # type: ignore[attr-defined]
     base = SimpleNamespace(WeightTransferEngine=Base, WeightTransferInitInfo=object, WeightTransferUpdateInfo=object)
     groups = SimpleNamespace(get_tp_group=lambda: workers, get_pp_group=lambda: SimpleNamespace(world_size=1, rank_in_group=0))
-    loading = SimpleNamespace(Kept=None, load=None)
-    fakes: dict[str, Any] = {"torch": torch, "torch.distributed": workers, "vllm": SimpleNamespace()}
-    fakes |= {"vllm.distributed": SimpleNamespace(), "vllm.distributed.weight_transfer": SimpleNamespace()}
-    fakes |= {"vllm.distributed.weight_transfer.base": base, "vllm.distributed.parallel_state": groups}
-    fakes["hmc.integrations.vllm._weight_loading"] = loading
-    name = "hmc.integrations.vllm._weight_engine"
-    with monkeypatch.context() as here:
-        here.delitem(sys.modules, name, raising=False)
-        for module, fake in fakes.items():
-            here.setitem(sys.modules, module, fake)
-        yield __import__(name, fromlist=["x"])
-        sys.modules.pop(name)
+    modules = {
+        "vllm.distributed.weight_transfer.base": base,
+        "vllm.distributed.parallel_state": groups,
+        "hmc.integrations.vllm._weight_loading": SimpleNamespace(Kept=None, load=None),
+    }
+    with imported(monkeypatch, "hmc.integrations.vllm._weight_engine", workers, modules) as found:
+        yield found
 
 
 class Kept:
