@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+sys.path.append(str(Path(__file__).parents[1] / "python"))  # helpers that both folders' tests use
+
 PRELUDE = """
 import faulthandler, os, sys
 import torch  # takes half a minute beside twenty busy processes

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import struct
-import sys
 from collections.abc import Callable
-from types import FrameType, SimpleNamespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from opcodes import interrupted_at
 
 import hmc
 from hmc.torch import _barrier
 from hmc.torch._barrier import MonitoredBarrier
-
-
-class _Interrupted(Exception):
-    """What a signal's handler raises."""
 
 
 class _Posted:
@@ -76,32 +72,10 @@ class _Wire:
 
 def _interrupted_at(step: int, run: Callable[[], None]) -> bool:
     """Whether the barrier took so many of Python's steps, and an exception was raised then."""
-    taken = 0
-
-    def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
-        nonlocal taken
-        if frame.f_code.co_filename != _barrier.__file__:
-            return None
-        frame.f_trace_opcodes = True
-        taken += event == "opcode"
-        if taken > step:
-            sys.settrace(None)
-            raise _Interrupted
-        return trace
-
-    before = sys.gettrace()
-    # Python 3.12 looks whether any frame asked for its opcodes when tracing starts, and not afterwards.
-    sys._getframe().f_trace_opcodes = True
-    sys.settrace(trace)
     try:
-        run()
-    except _Interrupted:
-        return True
+        return interrupted_at(step, lambda code: code.co_filename == _barrier.__file__, run)
     except hmc.HmcError:
         return False
-    finally:
-        sys.settrace(before)
-    return False
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -9,13 +9,13 @@ from types import CodeType, FrameType
 __all__ = ["interrupted_at"]
 
 
-def interrupted_at(step: int, code: CodeType, call: Callable[[], object]) -> bool:
-    """Whether ``call`` took that many steps in ``code``, and was ended by KeyboardInterrupt then."""
+def interrupted_at(step: int, concerns: Callable[[CodeType], bool], call: Callable[[], object]) -> bool:
+    """Whether ``call`` took that many steps in functions that ``concerns`` accepts, and was ended by KeyboardInterrupt then."""
     taken = 0
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., object] | None:
         nonlocal taken
-        if frame.f_code is not code:
+        if not concerns(frame.f_code):
             return None
         frame.f_trace_opcodes = True
         taken += event == "opcode"

@@ -26,7 +26,7 @@ def pair() -> Iterator[Pair]:
 def every_step(code: CodeType, call: Callable[[], object], afterwards: Callable[[], object]) -> None:
     """Interrupts ``call`` at every step of ``code``, and calls ``afterwards`` each time."""
     for step in range(1000):
-        interrupted = interrupted_at(step, code, call)
+        interrupted = interrupted_at(step, lambda one: one is code, call)
         afterwards()
         if not interrupted:
             assert step > 3

@@ -130,7 +130,7 @@ def test_an_interrupt_strands_no_thread(monkeypatch: pytest.MonkeyPatch) -> None
     thread = thread_of("kept")
     for step in range(200):
         until(lambda: parked() == 1)
-        if not interrupted_at(step, run_on_thread.__code__, lambda: run_on_thread(lambda: None, "interrupted")):
+        if not interrupted_at(step, lambda one: one is run_on_thread.__code__, lambda: run_on_thread(lambda: None, "interrupted")):
             break
     else:
         pytest.fail("it always was interrupted")
