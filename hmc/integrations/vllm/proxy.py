@@ -10,20 +10,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import http.client
-import itertools
 import json
 import logging
 import secrets
-import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
-from urllib.parse import urlsplit
+from typing import Any, TypeVar
 
 from hmc.integrations.vllm._departures import Departures
+from hmc.integrations.vllm._engines import Call, Engine, Engines, Prefill, address_of
 
 __all__ = ["Prefill", "Proxy", "main"]
 
@@ -37,96 +34,32 @@ _JSON = "application/json"
 _HOP = {"connection", "transfer-encoding", "content-length", "date", "server"}
 _WITHOUT_BODY = (204, 304)
 
-
-@dataclass(frozen=True)
-class Prefill:
-    """A prefill engine: ``at`` is HOST:PORT of its HTTP server, the others are those of its KV workers."""
-
-    at: str
-    host: str = "127.0.0.1"
-    port: int = 14579
-    tp_size: int = 1
-    pp_size: int = 1
-
-    @staticmethod
-    def of(text: str) -> Prefill:
-        """From "URL", or "URL,KV_HOST:KV_PORT", or with ",TP,PP" behind it. Raises ValueError."""
-        url, *more = text.split(",")
-        if len(more) > 3:
-            raise ValueError(f"{text!r}: URL,KV_HOST:KV_PORT,TP,PP is expected")
-        host, _, text_of_port = (more[0] if more else "127.0.0.1:14579").rpartition(":")
-        port, tp_size, pp_size = (int(one) for one in (text_of_port, *more[1:], *("1", "1")[len(more[1:]) :]))
-        if not 0 < port < 65536 or tp_size < 1 or pp_size < 1 or port + tp_size * pp_size > 65536:
-            raise ValueError(f"{text!r}: KV port {port}, TP {tp_size}, PP {pp_size} is out of range")
-        return Prefill(address_of(url), host.strip("[]"), port, tp_size, pp_size)
-
-
-def address_of(url: str) -> str:
-    """HOST:PORT of a URL with a port. Raises ValueError."""
-    parts = urlsplit(url)
-    if parts.scheme != "http" or not parts.hostname or not parts.port or parts.path.strip("/"):
-        raise ValueError(f"{url!r}: http://HOST:PORT is expected")
-    return parts.netloc
-
-
-class _Call:
-    """A request to an engine, which another thread may end."""
-
-    def __init__(self, at: str) -> None:
-        self._connection = http.client.HTTPConnection(at)
-        self._lock = threading.Lock()
-        self._socket: socket.socket | None = None
-        self._ended = False
-
-    def connect(self) -> None:
-        """Connects, so that ``end`` has an effect from now on. Raises OSError."""
-        self._connection.connect()
-        with self._lock:
-            self._socket = self._connection.sock
-            ended = self._ended
-        if ended:
-            self.end()
-
-    def start(self, method: str, path: str, body: bytes | None, headers: dict[str, str]) -> http.client.HTTPResponse:
-        """Sends it, and waits for the head of the answer. Raises OSError, HTTPException."""
-        if self._socket is None:
-            self.connect()
-        self._connection.request(method, path, body, headers)
-        return self._connection.getresponse()
-
-    def end(self) -> None:
-        """Ends it: the engine aborts the request. Any thread; idempotent."""
-        with self._lock:
-            self._ended = True
-            connected = self._socket
-        if connected is not None:
-            with contextlib.suppress(OSError):  # it has ended
-                connected.shutdown(socket.SHUT_RDWR)
+_Engine = TypeVar("_Engine", bound=Engine)
 
 
 class Proxy(ThreadingHTTPServer):
-    """Serves at ``listen`` (host, port); takes the engines in turn. ``serve_forever`` and ``shutdown`` as of any HTTPServer."""
+    """Serves at ``listen`` (host, port). ``serve_forever`` and ``shutdown`` as of any HTTPServer.
+
+    Takes the engines in turn, and another one for an engine that cannot be reached. ``engine_timeout``: seconds that an engine
+    may take to send anything; None: any time.
+    """
 
     daemon_threads = True
     request_queue_size = 1024  # clients that connect at once
 
-    def __init__(self, listen: tuple[str, int], prefills: Sequence[Prefill], decodes: Sequence[str], mode: str) -> None:
+    def __init__(
+        self,
+        listen: tuple[str, int],
+        prefills: Sequence[Prefill],
+        decodes: Sequence[str],
+        mode: str,
+        engine_timeout: float | None = None,
+    ) -> None:
         self.departures = Departures()
         super().__init__(listen, _Handler)
         self.mode = mode
-        self._lock = threading.Lock()
-        self._turns: tuple[Iterator[Prefill], Iterator[str]] = itertools.cycle(prefills), itertools.cycle(decodes)
-        self._others = itertools.cycle(decodes)
-
-    def turn(self) -> tuple[Prefill, str]:
-        """The engines of the next request that both compute."""
-        with self._lock:
-            return next(self._turns[0]), next(self._turns[1])
-
-    def decode_turn(self, generates: bool) -> str:
-        """The decode engine of the next request that it answers alone. Others than generations have turns of their own."""
-        with self._lock:
-            return next(self._turns[1] if generates else self._others)
+        self.engine_timeout = engine_timeout
+        self.prefills, self.decodes = Engines(prefills), Engines([Engine(at) for at in decodes])
 
     def server_close(self) -> None:
         """Listens no more. Requests in flight go on."""
@@ -145,14 +78,14 @@ class _Handler(BaseHTTPRequestHandler):
     def setup(self) -> None:
         super().setup()
         self._lock = threading.Lock()
-        self._calls: list[_Call] = []  # of the request
+        self._calls: list[Call] = []  # of the request
 
     def log_message(self, format: str, *args: Any) -> None:
         logger.debug(format, *args)
 
     def do_GET(self) -> None:
         """Questions such as which models there are go to a decode engine, without a body."""
-        self._serve(lambda _: self._pass(None, self.server.decode_turn(False)))
+        self._serve(lambda _: self._pass(None, False))
 
     def do_POST(self) -> None:
         """Generates. Bodies of several prompts or answers, and those of no generation, go to a decode engine alone."""
@@ -170,7 +103,9 @@ class _Handler(BaseHTTPRequestHandler):
             except (OSError, http.client.HTTPException) as error:
                 self._fail(error)
         with self._lock:
-            self._calls.clear()
+            calls, self._calls = self._calls, []
+        for call in calls:
+            call.end()  # of one whose time is over
 
     def _leave(self) -> None:
         """The client has left. Any thread."""
@@ -180,14 +115,38 @@ class _Handler(BaseHTTPRequestHandler):
         for call in calls:
             call.end()
 
-    def _call(self, at: str) -> _Call:
+    def _call(self, at: str) -> Call:
         """A request to an engine, which ends when the client leaves. Raises OSError where it has left."""
-        call = _Call(at)
+        call = Call(at, self.server.engine_timeout)
         with self._lock:
             if self._left:
                 raise ConnectionAbortedError("the client left")
             self._calls.append(call)
         return call
+
+    def _reach(self, engines: Engines[_Engine], generates: bool = True) -> tuple[_Engine, Call]:
+        """A request to the first engine in turn that can be reached. Raises OSError."""
+        reason = OSError("there is none")
+        for engine in engines.in_turn(generates):
+            call = self._call(engine.at)
+            try:
+                call.connect()
+            except OSError as error:
+                logger.warning("engine %s cannot be reached: %r", engine.at, error)
+                engines.not_reached(engine)
+                reason = error
+            else:
+                return engine, call
+        raise reason
+
+    def _reach_prefill(self) -> tuple[Prefill, Call] | None:
+        """None: none can be reached. Raises OSError where the client has left."""
+        try:
+            return self._reach(self.server.prefills)
+        except OSError:
+            if self._left:
+                raise
+            return None
 
     def _generate(self, data: bytes) -> None:
         try:
@@ -197,14 +156,14 @@ class _Handler(BaseHTTPRequestHandler):
         generates = isinstance(body, dict) and self.path.endswith("/completions")
         if generates and _is_one(body):
             with contextlib.suppress(RecursionError):  # brackets that json reads and does not write: nothing was sent
-                (self._push if self.server.mode == "push" else self._pull)(body, *self.server.turn())
+                (self._push if self.server.mode == "push" else self._pull)(body)
                 return
-        self._pass(data, self.server.decode_turn(generates))
+        self._pass(data, generates)
 
-    def _pass(self, data: bytes | None, decode: str) -> None:
+    def _pass(self, data: bytes | None, generates: bool) -> None:
         """Passes a body on as it is."""
         found = self.headers.get("Content-Type", _JSON)
-        self._relay(*self._head(self._call(decode), self.command, data, found))
+        self._relay(*self._head(self.command, data, found, generates=generates))
 
     def _body(self) -> bytes | None:
         """What the client posts; None: it was refused, or the client left."""
@@ -219,39 +178,51 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.rfile.read(int(length))
         return data if len(data) == int(length) else None
 
-    def _pull(self, body: dict[str, Any], prefill: Prefill, decode: str) -> None:
-        params = self._prefilled(self._call(prefill.at), body, {"do_remote_decode": True})
-        self._relay(*self._head(self._call(decode), "POST", _with(body, params)))
+    def _pull(self, body: dict[str, Any]) -> None:
+        reached = self._reach_prefill()
+        params = None if reached is None else self._prefilled(reached[1], body, {"do_remote_decode": True})
+        self._relay(*self._head("POST", _with(body, params)))
 
-    def _push(self, body: dict[str, Any], prefill: Prefill, decode: str) -> None:
+    def _push(self, body: dict[str, Any]) -> None:
+        reached = self._reach_prefill()
+        if reached is None:
+            return self._relay(*self._head("POST", _with(body, None)))
+        prefill, first = reached
         transfer = secrets.token_hex(16)
         there = {"remote_host": prefill.host, "remote_port": prefill.port, "tp_size": prefill.tp_size, "pp_size": prefill.pp_size}
         asked = _with(body, {"do_remote_prefill": True, "transfer_id": transfer, **there})
-        first, second = self._call(prefill.at), self._call(decode)
+        try:
+            _, second = self._reach(self.server.decodes)
+        except OSError:
+            first.end()
+            raise
         decided = threading.Lock()  # taken by the first of: prefill has failed, decode has answered or failed
-        second.connect()
+        computed = threading.Event()
 
         def compute() -> None:
-            params = self._prefilled(first, body, {"do_remote_decode": True, "transfer_id": transfer})
-            if params is None and decided.acquire(blocking=False):
+            if self._prefilled(first, body, {"do_remote_decode": True, "transfer_id": transfer}) is not None:
+                computed.set()
+            elif decided.acquire(blocking=False):
                 second.end()  # it would wait for layers that do not come
 
         threading.Thread(target=compute, daemon=True).start()
         found = None
         try:
-            found = self._head(second, "POST", asked)
-        except (OSError, http.client.HTTPException):
+            found = self._head("POST", asked, call=second)
+        except (OSError, http.client.HTTPException) as error:
             if decided.acquire(blocking=False):
                 first.end()
-                raise
+                second.end()
+                if computed.is_set() or not isinstance(error, TimeoutError):  # else it waits for a prefill engine that hangs
+                    raise
         if found is None or not decided.acquire(blocking=False):
-            found = self._head(self._call(decode), "POST", _with(body, None))
+            found = self._head("POST", _with(body, None))
         try:
             self._relay(*found)
         finally:
             first.end()
 
-    def _prefilled(self, call: _Call, body: dict[str, Any], params: dict[str, Any]) -> dict[str, Any] | None:
+    def _prefilled(self, call: Call, body: dict[str, Any], params: dict[str, Any]) -> dict[str, Any] | None:
         """Lets an engine compute the prompt. Returns the params for the decode engine; None: it failed."""
         asked = {name: value for name, value in body.items() if name not in ("stream_options", "min_tokens")}
         asked |= {name: 1 for name in ("max_tokens", "max_completion_tokens") if name in asked or name == "max_tokens"}
@@ -266,13 +237,14 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _head(
-        self, call: _Call, method: str, body: bytes | None, content: str = _JSON
-    ) -> tuple[_Call, http.client.HTTPResponse, bytes]:
-        """Asks an engine, and waits for the first bytes of its answer's body, before which nothing goes to the client."""
+        self, method: str, body: bytes | None, content: str = _JSON, generates: bool = True, call: Call | None = None
+    ) -> tuple[Call, http.client.HTTPResponse, bytes]:
+        """Asks a decode engine, and waits for the first bytes of its answer's body, before which nothing goes to the client."""
+        call = call or self._reach(self.server.decodes, generates)[1]
         answer = call.start(method, self.path, body, self._headers(content))
         return call, answer, _read(answer)
 
-    def _relay(self, call: _Call, answer: http.client.HTTPResponse, piece: bytes) -> None:
+    def _relay(self, call: Call, answer: http.client.HTTPResponse, piece: bytes) -> None:
         """Passes an engine's answer on as it comes. An error of either side ends the other one."""
         try:
             self.send_response(answer.status)
@@ -307,7 +279,7 @@ class _Handler(BaseHTTPRequestHandler):
             return
         logger.warning("no engine answers: %r", error)
         with contextlib.suppress(OSError):
-            self.send_error(502, f"no engine answers: {error}")
+            self.send_error(504 if isinstance(error, TimeoutError) else 502, f"no engine answers: {error}")
 
 
 def _read(answer: http.client.HTTPResponse) -> bytes:
@@ -344,11 +316,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--decode", action="append", required=True, metavar="URL", help="a decode engine; repeat it")
     parser.add_argument("--mode", choices=("pull", "push"), default="pull", help="as the engines have it (default: %(default)s)")
+    parser.add_argument(
+        "--engine-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="how long an engine may take to send anything, which one that hangs never does (default: any time); an answer that is "
+        "not streamed comes at its end",
+    )
     options = parser.parse_args(arguments)
     try:
+        if options.engine_timeout is not None and not 0 < options.engine_timeout < threading.TIMEOUT_MAX:
+            raise ValueError(f"--engine-timeout {options.engine_timeout}: a number of seconds above 0 is expected")
         prefills, decodes = [Prefill.of(text) for text in options.prefill], [address_of(url) for url in options.decode]
         host, _, port = options.listen.rpartition(":")
-        proxy = Proxy((host, int(port)), prefills, decodes, options.mode)
+        proxy = Proxy((host, int(port)), prefills, decodes, options.mode, options.engine_timeout)
     except (OSError, ValueError) as error:
         print(f"hmc proxy: {error}", file=sys.stderr)
         return 2
