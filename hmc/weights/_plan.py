@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from hmc._arguments import flag, whole
@@ -46,6 +46,7 @@ class Plan(Owned):
         if len({id(source.ctx) for source in self.sources}) != 1:
             raise InvalidArgumentError(f"{len(self.sources)} sources: pass one or more that were looked up with one Context")
         self._lock = threading.Lock()
+        self._holder: int | None = None  # the thread in `_alone`
         self._pull: Pull | None = None
         self._pulled: int | None = None
         self._epoch: int | None = None
@@ -88,6 +89,22 @@ class Plan(Owned):
     def _check_open(self) -> None:
         if self._closed:
             raise ClosedError("the plan is closed")
+
+    @contextlib.contextmanager
+    def _alone(self, what: str) -> Iterator[None]:
+        """The lock. Raises InvalidArgumentError for a call of a signal's handler within another one of its thread."""
+        if self._within():
+            raise InvalidArgumentError(f"{what} by a signal's handler within another call of the plan: call it after that one")
+        with self._lock:
+            try:
+                self._holder = threading.get_ident()
+                yield
+            finally:
+                self._holder = None
+
+    def _within(self) -> bool:
+        """Whether this thread has the lock, which a signal's handler then would wait for without end."""
+        return self._lock.locked() and self._holder == threading.get_ident()
 
     @property
     def nbytes(self) -> int:
@@ -132,7 +149,7 @@ class Plan(Owned):
         if epoch is not None:
             epoch = whole("epoch", epoch, 0, MAX_EPOCH)
         verify = flag("verify", verify)
-        with self._lock:
+        with self._alone("pull()"):
             self._check_open()
             if self._pull is not None and not self._pull.done:
                 raise InvalidArgumentError("another pull of this plan is under way: wait for it, or cancel it")
@@ -168,7 +185,7 @@ class Plan(Owned):
         InvalidArgumentError where no pull has succeeded since the last commit().
         """
         self._check_process()
-        with self._lock:
+        with self._alone("pulled()"):
             self._check_open()
             epoch = self._check_pulled("pulled()")
             return epoch, [
@@ -196,7 +213,7 @@ class Plan(Owned):
         until commit(), which may be called again, has copied everything. An exception of a signal's handler is raised once it has.
         """
         self._check_process()
-        with self._lock:
+        with self._alone("commit()"):
             self._check_open()
             epoch = self._check_pulled("commit")
             for sink in self._sinks:
@@ -250,7 +267,7 @@ class Plan(Owned):
         self._closed = True  # before the lock, which a commit() behind a stream holds
         taken: list[bool] = []
         try:
-            if not take(self._lock, deadline.left(), taken):
+            if self._within() or not take(self._lock, deadline.left(), taken):
                 raise HmcTimeoutError(f"close of a plan: a commit() has not ended within {timeout} s; call close() again")
             under_way = self._pull if self._pull is not None and not self._pull.done else None
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import signal
 from collections.abc import Callable, Iterator
 from types import CodeType
 
@@ -86,3 +87,36 @@ def test_an_interrupted_close_of_a_plan_is_repeated(pair: Pair) -> None:
         plans[-1].close()
 
     every_step(take.__code__, close, lambda: plans[-1].close(timeout=20))
+
+
+def test_a_handler_within_a_commit_is_refused_and_does_not_wait(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, target = pair.publish({"x": np.arange(3.0)}), np.zeros(3)
+    plan = pair.plan(source, {"x": target})
+    (sink,) = plan._sinks
+    refused: list[str] = []
+
+    def handler(*_: object) -> None:
+        for call in (plan.pull, plan.pulled, plan.commit):
+            with pytest.raises(hmc.InvalidArgumentError, match="within another call of the plan"):
+                call()
+            refused.append(call.__name__)
+        with pytest.raises(hmc.HmcTimeoutError, match="call close"):
+            plan.close(timeout=None)
+        refused.append("close")
+
+    copy = sink.commit
+
+    def commit(words: np.ndarray) -> None:
+        signal.raise_signal(signal.SIGUSR1)
+        copy(words)
+
+    monkeypatch.setattr(sink, "commit", commit)
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        plan.pull().wait(20)
+        assert plan.commit() == 0
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    assert refused == ["pull", "pulled", "commit", "close"]
+    np.testing.assert_array_equal(target, np.arange(3.0))
+    plan.close()
