@@ -232,6 +232,22 @@ def test_random_bytes_are_refused() -> None:
             Ask.decode(data)
 
 
+def test_what_a_peer_says_fills_no_log() -> None:
+    long = "x" * 1_000_000
+    fields = {"version": 1, "tickets": [], "layers": [0, 1], "heads": [0, 1], "error": long}
+    assert len(Answer.decode(json.dumps(fields).encode()).error) == 1000
+    assert len(Piece.decode(json.dumps({**json.loads(PIECE.encode().tobytes()), "error": long}).encode()).error) == 1000
+    for what, damaged in (
+        (Ask, {long: 1}),
+        (Piece, {long: 1}),
+        (Answer, {**fields, "layers": [long, 1]}),
+        (Answer, {**fields, "heads": [1, long]}),
+    ):
+        with pytest.raises(ProtocolError) as caught:
+            what.decode(json.dumps({**damaged, "version": 1}).encode())
+        assert len(str(caught.value)) < 400
+
+
 def _check_mutations(source: random.Random, good: bytes) -> None:
     for _ in range(2000):
         data = bytearray(good)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ ASK_TAG = 0x1D6D_6376_0001
 PIECE_TAG = 0x1D6D_6376_0002
 MAX_BYTES = 4 << 20
 _VERSION = 1
+_MOST_OF_ERROR = 1000  # characters; what a peer says comes into logs
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class Ask:
         try:
             ask = Ask(**found)
         except TypeError as error:
-            raise ProtocolError(f"a question of the vLLM connector has wrong fields: {error}") from error
+            raise ProtocolError(f"a question of the vLLM connector has wrong fields: {error!s:.200}") from error
         texts = [ask.what, ask.engine, ask.model, ask.prompt, *(ask.requests if isinstance(ask.requests, list) else [None])]
         numbers = [ask.answer, ask.first, ask.tokens, ask.readers]
         if (
@@ -78,7 +79,7 @@ class Answer:
     def encode(self) -> Any:
         """The array that is sent."""
         tickets = [ticket.hex() for ticket in self.tickets]
-        return _encode({"tickets": tickets, "layers": self.layers, "heads": self.heads, "error": self.error[:1000]})
+        return _encode({"tickets": tickets, "layers": self.layers, "heads": self.heads, "error": self.error[:_MOST_OF_ERROR]})
 
     @staticmethod
     def decode(data: bytes) -> Answer:
@@ -88,9 +89,9 @@ class Answer:
             first_layer, layers = (int(number) for number in found["layers"])
             first_head, heads = (int(number) for number in found["heads"])
             tickets = [bytes.fromhex(ticket) for ticket in found["tickets"]]
-            return Answer(tickets, (first_layer, layers), (first_head, heads), str(found["error"]))
+            return Answer(tickets, (first_layer, layers), (first_head, heads), str(found["error"])[:_MOST_OF_ERROR])
         except (KeyError, OverflowError, TypeError, ValueError) as error:
-            raise ProtocolError(f"an answer of the vLLM connector is damaged: {error!r}") from error
+            raise ProtocolError(f"an answer of the vLLM connector is damaged: {error!r:.200}") from error
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class Piece:
 
     def encode(self) -> Any:
         """The array that is sent."""
-        return _encode({**asdict(self), "error": self.error[:1000]})
+        return _encode({**asdict(self), "error": self.error[:_MOST_OF_ERROR]})
 
     @staticmethod
     def decode(data: bytes) -> Piece:
@@ -121,7 +122,7 @@ class Piece:
             layers, heads = tuple(found.pop("layers")), tuple(found.pop("heads"))
             piece = Piece(**found, layers=layers, heads=heads)
         except (KeyError, TypeError) as error:
-            raise ProtocolError(f"a piece of the vLLM connector has wrong fields: {error!r}") from error
+            raise ProtocolError(f"a piece of the vLLM connector has wrong fields: {error!r:.200}") from error
         numbers = [piece.offer, piece.begin, piece.tokens, piece.answer, *layers, *heads]
         if (
             len(layers) != 2
@@ -130,7 +131,7 @@ class Piece:
             or not isinstance(piece.error, str)
         ):
             raise ProtocolError(f"a piece of the vLLM connector is damaged: {piece!r:.200}")
-        return piece
+        return replace(piece, error=piece.error[:_MOST_OF_ERROR])
 
 
 def _encode(fields: dict[str, Any]) -> Any:
