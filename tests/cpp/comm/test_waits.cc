@@ -1,4 +1,8 @@
 // Waits as Works: served in turn, ended by their deadline without anybody waiting, cancelled without a trace.
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <thread>
@@ -163,6 +167,24 @@ TEST_P(Waits, EndWithPeerAndContext) {
   HMC_ASSERT_OK(pair_.b.close(soon()));
   EXPECT_EQ(accepted.wait(soon()).code(), Code::closed);
   EXPECT_EQ(pair_.b.iaccept().status().code(), Code::closed);
+}
+
+// A process that is stopped answers nobody, and every attempt takes a connection.
+TEST(JoiningWaits, GiveUpTheirConnections) {
+  sockaddr_un name{};
+  name.sun_family = AF_UNIX;
+  const std::string path = "/tmp/hmc-silent-" + std::to_string(getpid());
+  path.copy(name.sun_path, sizeof name.sun_path - 1);
+  unlink(path.c_str());  // of a process that had the same number
+  const int silent = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ASSERT_EQ(bind(silent, reinterpret_cast<const sockaddr*>(&name), sizeof name), 0);
+  ASSERT_EQ(listen(silent, 64), 0);
+  const Context context = make_context();
+  const int before = testing::open_descriptors();
+  for (int i = 0; i < 20; ++i) HMC_EXPECT_OK(context.iconnect("unix:" + path)->cancel());
+  EXPECT_EQ(testing::open_descriptors(), before);
+  close(silent);
+  unlink(path.c_str());
 }
 
 TEST(JoiningWaits, AcceptsAreServedInTurnAndLoseNoPeer) {

@@ -31,7 +31,12 @@ struct ConnectAttempt {
   Status status;
   std::shared_ptr<PeerImpl> peer;
   std::function<void()> finished;  // called once done
+  std::function<void()> give_up;   // ends what the control plane does for it
   bool abandoned = false;          // a channel that is made now is closed
+  void abandon() {
+    abandoned = true;
+    if (const auto end = std::exchange(give_up, nullptr)) end();
+  }
 };
 
 // An authenticated channel that came in and has not said hello yet. Engine lock held throughout.
@@ -115,8 +120,8 @@ class ConnectWait final : public ResultWork<Peer> {
  private:
   void connected() { complete(attempt_->status.ok() ? Status() : attempt_->status.with_context("connect to " + address_)); }
   void leave() noexcept override {
-    attempt_->abandoned = true;
     attempt_->finished = nullptr;
+    attempt_->abandon();
   }
   [[nodiscard]] Status too_late() const override { return connect_too_late(address_); }
   std::optional<Peer> take_locked() override {
@@ -245,8 +250,8 @@ void Joins::on_hello(PendingChannel& pending, ByteSpan payload) {
 }
 
 void Joins::start_connect(const std::shared_ptr<ConnectAttempt>& attempt, std::string_view address, Deadline deadline) {
-  control_->connect(address, deadline,
-                    [this, attempt](Result<std::unique_ptr<Channel>> channel) { on_connected(attempt, std::move(channel)); });
+  attempt->give_up = control_->connect(
+      address, deadline, [this, attempt](Result<std::unique_ptr<Channel>> channel) { on_connected(attempt, std::move(channel)); });
 }
 
 Result<std::shared_ptr<PeerImpl>> Joins::connect(std::string_view address, Deadline deadline) {
@@ -260,7 +265,7 @@ Result<std::shared_ptr<PeerImpl>> Joins::connect(std::string_view address, Deadl
   const bool done = context_.engine()->drive_flag(deadline, attempt->done);
   const auto lock = context_.engine()->lock();
   if (!done && attempt->done.load() == 0) {
-    attempt->abandoned = true;
+    attempt->abandon();
     HMC_TRY(context_.usable());
     return connect_too_late(address);
   }
