@@ -7,6 +7,9 @@
 #include <chrono>
 #include <thread>
 
+#include "comm/context_state.h"
+#include "comm/onesided/notifier.h"
+#include "comm/session/rank_scopes.h"
 #include "support.h"
 
 namespace hmc {
@@ -82,6 +85,35 @@ TEST_P(Waits, CancelConsumesNothing) {
     ASSERT_TRUE(got.ok() && got->size() == 1);
     EXPECT_EQ(got->front().payload, bytes);
   }
+}
+
+// Their Communicator is closed before they return: they are discarded, and hold no credit.
+TEST_P(Waits, WhatReturnsToAClosedGroupHoldsNothingUp) {
+  Notifier& from = pair_.a.state()->notifier();
+  Notifier& to = pair_.b.state()->notifier();
+  RankScopes& scopes = pair_.b.state()->scopes();
+  const auto payload = pattern(max_notify_payload, 1);
+  const auto groups = static_cast<std::uint32_t>(notify_window / notify_cost(payload.size()) + 1);
+  for (std::uint32_t scope = 100; scope < 100 + groups; ++scope) {
+    const Envelope envelope{scope, 0, 1};
+    {
+      const auto lock = pair_.b.state()->engine()->lock();
+      scopes.add(scope, {pair_.ba.state(), pair_.b.state()->self()});
+    }
+    const auto payloads = *to.inotifications(pair_.ba.state(), envelope, Deadline::never());
+    const auto counted = *to.iwait_notify(pair_.ba.state(), envelope, 3, 1, Deadline::never());
+    HMC_ASSERT_OK(from.notify(pair_.ab.state(), as_payload(payload), envelope, soon()));
+    HMC_ASSERT_OK(from.notify(pair_.ab.state(), 3, envelope, soon()));
+    HMC_ASSERT_OK(payloads->wait(soon()));
+    HMC_ASSERT_OK(counted->wait(soon()));
+    {
+      const auto lock = pair_.b.state()->engine()->lock();
+      scopes.remove(scope);
+    }
+    HMC_EXPECT_OK(counted->withdraw());
+  }
+  HMC_ASSERT_OK(pair_.ab.inotify(as_payload(payload), soon(20))->wait(soon()));
+  EXPECT_EQ(pair_.ba.notifications(soon())->size(), 1U);
 }
 
 TEST_P(Waits, WithdrawReturnsWhatWasConsumed) {

@@ -47,7 +47,7 @@ class NotifyWait final : public WaitWork {
  private:
   void leave() noexcept override { slot_->cancel(envelope_, id_, waiter_); }
   bool put_back() override {
-    slot_->give_back(envelope_, id_, count_);
+    if (!peer_->impl().scopes().is_over(envelope_.scope)) slot_->give_back(envelope_, id_, count_);
     return true;
   }
   [[nodiscard]] Status too_late() const override { return not_raised_in_time(*peer_, id_, count_); }
@@ -67,7 +67,7 @@ class NotificationsWait final : public ResultWork<std::vector<Notification>>, pr
   ~NotificationsWait() override {
     const auto owner = taken_.payloads.empty() ? nullptr : context();
     if (!owner) return;
-    owner->toss([raw = owner.get(), taken = std::move(taken_)]() mutable { raw->notifier().table().put_back(std::move(taken)); });
+    owner->toss([raw = owner.get(), taken = std::move(taken_)]() mutable { give_back(*raw, std::move(taken)); });
   }
   void start(Deadline deadline) {
     taken_ = table_.take_out(slot_.get(), envelope_);
@@ -78,6 +78,12 @@ class NotificationsWait final : public ResultWork<std::vector<Notification>>, pr
   }
 
  private:
+  // Those of a Communicator that is closed meanwhile are discarded, and their senders get the credit.
+  static void give_back(ContextImpl& context, TakenPayloads taken) {
+    if (context.scopes().is_over(taken.payloads.front().envelope.scope))
+      return static_cast<void>(NotifyTable::release(std::move(taken)));
+    context.notifier().table().put_back(std::move(taken));
+  }
   void deliver(TakenPayloads taken) override {
     taken_ = std::move(taken);
     complete({});
@@ -91,7 +97,7 @@ class NotificationsWait final : public ResultWork<std::vector<Notification>>, pr
   [[nodiscard]] Status too_late() const override { return {}; }
   bool put_back() override {
     if (std::exchange(fetched_, true)) return false;
-    if (!taken_.payloads.empty() && context()) table_.put_back(std::exchange(taken_, {}));
+    if (!taken_.payloads.empty() && context()) give_back(context_, std::exchange(taken_, {}));
     return true;
   }
   std::optional<std::vector<Notification>> take_locked() override {
