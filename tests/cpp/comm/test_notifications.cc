@@ -3,7 +3,7 @@
 #include <chrono>
 #include <thread>
 
-#include "comm/context_state.h"
+#include "comm/context_impl.h"
 #include "comm/onesided/notifier.h"
 #include "comm/session/rank_scopes.h"
 #include "support.h"
@@ -145,6 +145,29 @@ TEST_P(Notifications, LateOnesOfAClosedGroupHoldNothingUp) {
   HMC_ASSERT_OK(pair_.ba.wait_notify(1, 1, soon()));
   EXPECT_EQ(pair_.ba.notifications(soon())->size(), 1U);
   EXPECT_EQ(testing::counter(pair_.b, "notifications.discarded"), 6000U);
+}
+
+// A peer that does not poll takes no more: this side sleeps until there is room, and the rest arrives then.
+TEST_P(Notifications, WaitForRoomWithoutPolling) {
+  ContextOptions manual;
+  manual.progress = Progress::manual;
+  const auto slow = make_context(GetParam(), {}, manual);
+  const auto connecting = *pair_.a.iconnect(slow.addresses().front(), soon());
+  const auto from = *slow.accept(soon());
+  HMC_ASSERT_OK(connecting.wait(soon()));
+  const auto to = *connecting.take();
+  const auto locked = [&](auto look) {
+    const auto lock = pair_.a.state()->engine()->lock();
+    return look();
+  };
+  PeerTable& peers = impl_of(*pair_.a.state()).peers();
+  std::uint64_t count = 0;
+  while (to.notify(3, soon(0.5)).ok()) ++count;
+  const auto limit = soon();
+  while (locked([&] { return peers.to_pump(); }) && !limit.passed()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_FALSE(locked([&] { return peers.to_pump(); }));
+  HMC_ASSERT_OK(from.wait_notify(3, count, soon()));
+  EXPECT_TRUE(locked([&] { return to.state()->posts().empty(); }));
 }
 
 TEST_P(Notifications, ManyBeforeAnybodyWaits) {

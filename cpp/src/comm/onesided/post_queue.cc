@@ -61,7 +61,7 @@ bool PostQueue::pump() {
   if (post(blocked)) moved = true;
   pumping_ = false;
   const bool owes = peer_.messages().owes() || (credit_to_send_ != 0 && peer_.messages().has_connection());
-  if (peer_.carries() && (owes || blocked)) peer_.impl().peers().pump_soon(peer_);
+  if (peer_.carries() && (owes || blocked)) peer_.impl().peers().pump_with_room(peer_);
   peer_.closing().advance();
   return moved;
 }

@@ -65,7 +65,7 @@ void Receipts::mark(EndpointSlot& slot) {
   if (sent.ok() || marked_ == nullptr) return;
   marked_ = nullptr;
   slot.notified = true;
-  if (sent.code() == Code::would_block) over();  // otherwise its connection is ending
+  if (sent.code() == Code::would_block) peer_.impl().peers().pump_with_room(peer_);  // otherwise its connection is ending
 }
 
 bool Receipts::on_marked(std::uint64_t number) {

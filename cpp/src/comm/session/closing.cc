@@ -108,7 +108,7 @@ void Closing::advance() {
     if (!quiet()) return;
     if (!peer_.messages().current()) return peer_.fail(peer_.failure());
     const Status said = peer_.signal(number_signal(NotifyKind::bye, {}, group_messages_sent_), {});
-    if (said.code() == Code::would_block) return advance_soon();
+    if (said.code() == Code::would_block) return peer_.impl().peers().pump_with_room(peer_);
     if (!said.ok()) return end(peer_.failure(), PeerPhase::closed);
     state_ = State::said;
     if (!bye_received_ && !peer_.link().holds()) await_acknowledgement();

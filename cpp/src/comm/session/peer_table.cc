@@ -76,11 +76,13 @@ void PeerTable::on_torn_down(PeerImpl& peer, const Status& reason) {
   context_.group_events().peer_gone(peer, reason);
   if (!context_.closing().begun()) events_.left(peer, reason);
   std::erase(to_pump_, &peer);
+  std::erase(without_room_, &peer);
   if (peer.closing().gone()) forget(peer);
 }
 
 void PeerTable::forget(PeerImpl& peer) {
   std::erase(to_pump_, &peer);
+  std::erase(without_room_, &peer);
   if (!peer.closing().gone()) return;
   const auto found = std::find_if(ending_.begin(), ending_.end(), [&](const auto& p) { return p.get() == &peer; });
   if (found == ending_.end()) return;
@@ -94,10 +96,20 @@ void PeerTable::pump_soon(PeerImpl& peer) {
   context_.engine()->kick();
 }
 
+void PeerTable::pump_with_room(PeerImpl& peer) {
+  if (std::ranges::find(without_room_, &peer) != without_room_.end()) return;
+  without_room_.push_back(&peer);
+  if (!pumping_) context_.engine()->kick();
+}
+
 bool PeerTable::pump() {
-  if (to_pump_.empty()) return false;
+  if (to_pump_.empty() && without_room_.empty()) return false;
   bool moved = false;
+  pumping_ = true;
+  const auto waiting = std::exchange(without_room_, {});
   for (PeerImpl* peer : std::exchange(to_pump_, {})) moved = peer->posts().pump() || moved;
+  for (PeerImpl* peer : waiting) moved = peer->posts().pump() || moved;
+  pumping_ = false;
   return moved;
 }
 

@@ -52,6 +52,8 @@ class PeerTable {
   // ---- posting ----
   // The next poll posts what the peer has pending.
   void pump_soon(PeerImpl& peer);
+  // A connection has no room for what the peer has pending: every poll tries, and the transport ends the engine's sleep.
+  void pump_with_room(PeerImpl& peer);
   bool pump();  // true if anything moved
   [[nodiscard]] bool to_pump() const noexcept { return !to_pump_.empty(); }
 
@@ -60,7 +62,9 @@ class PeerTable {
   std::shared_ptr<PeerState> self_;
   std::map<ContextId, std::shared_ptr<PeerImpl>> by_id_;
   std::vector<std::shared_ptr<PeerImpl>> ending_;
-  std::vector<PeerImpl*> to_pump_;  // all of them in by_id_ or ending_, or the Context itself as a peer
+  // All of them in by_id_ or ending_, or the Context itself as a peer.
+  std::vector<PeerImpl*> to_pump_, without_room_;
+  bool pumping_ = false;
   PeerEvents events_;
   RankScopes scopes_;
   std::uint64_t next_session_ = 1;
