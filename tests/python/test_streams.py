@@ -206,6 +206,46 @@ with hmc.Context(transports="tcp") as ctx:
     )
 
 
+def test_a_send_that_is_withdrawn_ends_with_a_receive_that_stands_behind_a_stream(run_script: Callable[..., str]) -> None:
+    run_script(
+        CALLER
+        + """
+with hmc.Context(transports="tcp") as ctx, hmc.Context(transports="tcp") as other:
+    there = other.connect(ctx.addresses[0], timeout=30)
+    peer = ctx.accept(timeout=30)
+    buf = ctx.buffer(1 << 20, device="cuda:0")
+    caller = Caller("cuda")
+    caller.hold()
+    message = np.zeros(1 << 20, np.uint8)
+    for leaves in (False, True):
+        work = peer.irecv(buf, tag=1, stream=caller.stream)
+        sent = there.isend(message, tag=1)
+        there.notify(1)
+        peer.wait_notify(1, timeout=30)  # it is here
+        if leaves:
+            there.close()
+        else:
+            try:
+                sent.cancel()
+            except hmc.UnsupportedError:
+                pass  # the receiver ends it
+            there.notify(2)
+            peer.wait_notify(2, timeout=30)  # so is its withdrawal
+        time.sleep(0.2)
+        assert not work.done and not sent.done
+        work.cancel()
+        try:
+            sent.wait(30)
+        except (hmc.HmcCancelledError, hmc.ClosedError):
+            pass
+        else:
+            raise AssertionError("it was sent")
+    caller.gate.set()
+""",
+        hmc.testing.environment(),
+    )
+
+
 @pytest.mark.parametrize("vendor", ["cuda", "rocm"])
 def test_a_receive_that_is_withdrawn_behind_a_stream_leaves_its_message(run_script: Callable[..., str], vendor: str) -> None:
     run_script(

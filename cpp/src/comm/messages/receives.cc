@@ -175,9 +175,11 @@ void Receives::on_withdraw(PeerState& peer, ByteSpan signal) {
     return rendezvous_.finish(peer, op, withdrawn);
   }
   // Matched meanwhile: it completes, unless that receive is cancelled.
-  for (const auto& operation : rendezvous_.operations().of(&peer)) {
-    if (!operation->sending && operation->peer_op == op) static_cast<ReceiveOperation&>(*operation).withdrawn = *withdraw;
-  }
+  const auto tell = [&](Operation& operation) {
+    if (!operation.sending && operation.peer_op == op) static_cast<ReceiveOperation&>(operation).withdrawn = *withdraw;
+  };
+  for (const auto& operation : rendezvous_.operations().of(&peer)) tell(*operation);
+  for (const auto& waiting : lanes_.of(peer).unrouted) tell(*waiting.operation);  // it may have no number yet
 }
 
 void Receives::stash(const PeerState& peer, std::unique_ptr<Unexpected> message) {
