@@ -219,6 +219,21 @@ TEST(JoiningWaits, GiveUpTheirConnections) {
   unlink(path.c_str());
 }
 
+// A peer that is never connected keeps nothing of them.
+TEST(JoiningWaits, AreFreedWhenTheyAreCancelled) {
+  const Context context = make_context();
+  const auto expect = [&context] {
+    const auto lock = context.state()->engine()->lock();
+    return context.state()->expect_peer({1, 2}, {}, "rank 1");
+  };
+  const Peer nowhere(expect());
+  auto lookup = *nowhere.ilookup("x");
+  const std::weak_ptr<WorkState> left = lookup.state();
+  HMC_EXPECT_OK(lookup.cancel());
+  lookup = {};
+  EXPECT_TRUE(left.expired());
+}
+
 TEST(JoiningWaits, AcceptsAreServedInTurnAndLoseNoPeer) {
   const Context server = make_context();
   const auto first = *server.iaccept();

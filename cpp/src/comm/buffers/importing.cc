@@ -26,8 +26,9 @@ class ImportWait final : public ResultWork<RemoteBuffer> {
       : ResultWork(peer->impl()), owner_(&peer->impl()), peer_(std::move(peer)), name_(name), descriptor_(descriptor) {}
 
   void start(Deadline deadline) {
-    peer_->when_ready([self = self()](const Status& status) {
-      if (!self->done()) self->on_ready(status);
+    peer_->when_ready([weak = this->weak()](const Status& status) {
+      const auto self = weak.lock();
+      if (self && !self->done()) self->on_ready(status);
     });
     begin(deadline);
   }
@@ -42,6 +43,8 @@ class ImportWait final : public ResultWork<RemoteBuffer> {
 
  private:
   [[nodiscard]] std::list<ImportWait*>& lookups() const noexcept { return owner_->exports().lookups(); }
+  // For what runs at last when the peer ends, perhaps long after this Work, which keeps itself until it is complete.
+  [[nodiscard]] std::weak_ptr<ImportWait> weak() { return self(); }
   [[nodiscard]] std::shared_ptr<ImportWait> self() { return std::static_pointer_cast<ImportWait>(shared_from_this()); }
 
   void on_ready(const Status& status) {
@@ -81,7 +84,9 @@ class ImportWait final : public ResultWork<RemoteBuffer> {
     if (!route.ok() && route.status().code() == Code::unsupported && !device->is_cpu())
       route = peer_->routes().find(*device, *device, 0);
     if (!route.ok() && route.status().code() == Code::would_block)
-      return peer_->routes().when_changed([self = self()] { self->import(); });
+      return peer_->routes().when_changed([weak = this->weak()] {
+        if (const auto self = weak.lock()) self->import();
+      });
     if (!route.ok()) return complete(route.status());
     if ((state_ = peer_->imports().known(descriptor_)) != nullptr) return complete({});
     state_ = std::make_shared<RemoteBufferState>(context(), peer_, std::make_shared<RemoteImport>(descriptor_, *device));
