@@ -104,11 +104,13 @@ void PeerTable::pump_with_room(PeerImpl& peer) {
 
 bool PeerTable::pump() {
   if (to_pump_.empty() && without_room_.empty()) return false;
-  bool moved = false;
+  auto peers = std::exchange(to_pump_, {});
+  for (PeerImpl* peer : std::exchange(without_room_, {})) {
+    if (std::ranges::find(peers, peer) == peers.end()) peers.push_back(peer);
+  }
   pumping_ = true;
-  const auto waiting = std::exchange(without_room_, {});
-  for (PeerImpl* peer : std::exchange(to_pump_, {})) moved = peer->posts().pump() || moved;
-  for (PeerImpl* peer : waiting) moved = peer->posts().pump() || moved;
+  bool moved = false;
+  for (PeerImpl* peer : peers) moved = peer->posts().pump() || moved;
   pumping_ = false;
   return moved;
 }
