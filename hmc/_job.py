@@ -10,7 +10,6 @@ import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +18,7 @@ from functools import partial
 from typing import IO
 
 from hmc._ports import reserved_port
+from hmc._folder import MeetingFolder
 
 __all__ = ["Job", "describe_exit", "end_with_parent"]
 
@@ -83,7 +83,7 @@ class Job:
     encoding: str | None = None
     _running: list[subprocess.Popen[str]] = field(default_factory=list)
     _readers: list[tuple[threading.Thread, IO[str]]] = field(default_factory=list)
-    _folder: tempfile.TemporaryDirectory[str] | None = None
+    _folder: MeetingFolder | None = None
     _port: socket.socket | None = None  # holds that of torch's store
     _stopped: set[int] = field(default_factory=set)
     #: What ``output`` raised first. From then on the output of all processes is discarded, so that none blocks in a write.
@@ -93,7 +93,7 @@ class Job:
         """Starts every process; each has its own process group so that terminating reaches its children."""
         rendezvous = self.rendezvous
         if not rendezvous:
-            self._folder = tempfile.TemporaryDirectory(prefix="hmc-run-")
+            self._folder = MeetingFolder()
             rendezvous = f"unix:{self._folder.name}/rendezvous"
         store = self._torch_store(rendezvous)
         for local_rank in range(self.processes):
@@ -202,7 +202,7 @@ class Job:
         if self._port is not None:
             self._port.close()
         if self._folder:
-            self._folder.cleanup()
+            self._folder.close()
 
     def _torch_store(self, rendezvous: str) -> dict[str, str]:
         """Where the job's processes find torch's store: the port beside that of the rendezvous, or one reserved on this host."""
