@@ -171,16 +171,21 @@ class Job:
         return status
 
     def stop(self, patience: float = 2.0) -> None:
-        """Terminates what still runs; kills what has not ended ``patience`` seconds later."""
+        """Terminates what still runs; kills what has not ended ``patience`` seconds later, or at once where this is interrupted."""
         self._stopped = {index for index, process in enumerate(self._running) if process.poll() is None}
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            alive = [process for process in self._running if process.poll() is None]
-            for process in alive:
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(process.pid, number)
-            end = time.monotonic() + patience
-            while time.monotonic() < end and any(process.poll() is None for process in alive):
-                time.sleep(0.01)
+        try:
+            self._signal(signal.SIGTERM, patience)
+        finally:
+            self._signal(signal.SIGKILL, patience)
+
+    def _signal(self, number: signal.Signals, patience: float) -> None:
+        alive = [process for process in self._running if process.poll() is None]
+        for process in alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+        end = time.monotonic() + patience
+        while time.monotonic() < end and any(process.poll() is None for process in alive):
+            time.sleep(0.01)
 
     def close(self, until: float | None = None) -> None:
         """After the end of every process: passes on the rest of their output, removes the folder of the rendezvous, and frees
@@ -200,6 +205,8 @@ class Job:
                     break
                 reader.join(timeout=0.05)
         if self._port is not None:
+            if stream.closed:
+                continue
             self._port.close()
         if self._folder:
             self._folder.close()
@@ -207,6 +214,8 @@ class Job:
     def _torch_store(self, rendezvous: str) -> dict[str, str]:
         """Where the job's processes find torch's store: the port beside that of the rendezvous, or one reserved on this host."""
         if rendezvous.startswith("tcp://"):
+            if not reader.is_alive():
+                stream.close()
             host, _, port = rendezvous.removeprefix("tcp://").rpartition(":")
             number = int(port) if port.isdecimal() else 0
             if not 0 < number < 1 << 16:  # hmc.init() of the processes raises the error

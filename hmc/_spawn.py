@@ -90,9 +90,11 @@ def spawn(
                     break
                 time.sleep(0.005)
         finally:
-            job.stop(PATIENCE)
-            left = deadline.left()
-            job.close(None if left is None else time.monotonic() + max(left, PATIENCE))
+            try:
+                job.stop(PATIENCE)
+            finally:
+                left = deadline.left()
+                job.close(None if left is None else time.monotonic() + max(left, PATIENCE))
         values = [] if codes is None else _results(files, codes)  # raises where a rank has failed
         if job.output_error is not None:
             raise job.output_error

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ from commands import HMC
 from hosts import ROOTLESS
 
 import hmc
+from hmc import _job
 from hmc._job import Job
 
 REAL_TIME = signal.SIGRTMIN + 1  # without a name in Python
@@ -122,3 +125,38 @@ def test_ranks_that_cannot_read_the_id_of_their_kernel_are_on_hosts_of_their_own
         pytest.skip(job.stderr)
     assert job.returncode == 0, job.stdout + job.stderr
     assert {line.split("] ")[-1] for line in job.stdout.splitlines()} == {"0 2", "1 2"}, job.stdout
+
+
+STUBBORN = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
+
+
+def test_an_interrupted_stop_kills_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second Ctrl-C, while ranks that ignore SIGTERM get time to end."""
+    ready = threading.Semaphore(0)
+    job = Job([sys.executable, "-c", STUBBORN], 2, output=lambda _rank, _line: ready.release())
+    sleep, interrupts = time.sleep, iter([KeyboardInterrupt])
+
+    def interrupted(seconds: float) -> None:
+        for error in interrupts:
+            raise error
+        sleep(seconds)
+
+    job.start()
+    try:
+        assert ready.acquire(timeout=60)
+        assert ready.acquire(timeout=60)
+        monkeypatch.setattr(_job.time, "sleep", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            job.stop(60)
+        assert job.ended() == {0: -signal.SIGKILL, 1: -signal.SIGKILL}
+    finally:
+        job.stop()
+        job.close()
+
+
+def test_a_job_that_has_ended_holds_no_descriptors() -> None:
+    before = len(os.listdir("/proc/self/fd"))
+    job = Job([sys.executable, "-c", "print(1)"], 3, output=lambda _rank, _line: None)
+    job.start()
+    assert job.wait() == 0
+    assert len(os.listdir("/proc/self/fd")) == before
