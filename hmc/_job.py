@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import os
 import select
 import signal
@@ -17,13 +18,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import IO
 
-from hmc._ports import reserved_port
 from hmc._folder import MeetingFolder
+from hmc._ports import reserved_port
 
-__all__ = ["Job", "describe_exit", "end_with_parent"]
+__all__ = ["Job", "describe_exit", "end_with_parent", "with_rank"]
 
 PR_SET_PDEATHSIG = 1
 LIBC = ctypes.CDLL(None)
+#: Characters of a line of output; a longer one is passed on in parts.
+LONGEST_LINE = 1 << 20
 
 
 def end_with_parent(parent: int) -> None:
@@ -42,6 +45,12 @@ def describe_exit(code: int) -> str:
     except ValueError:  # most real-time signals have no name
         name = f"signal {-code}"
     return f"was killed by {name}"
+
+
+def with_rank(rank: int, line: str) -> str:
+    """A line of a process as a line of the job."""
+    end = "\r\n"
+    return f"[{rank}] {line.rstrip(end)}\n"
 
 
 def _inherited() -> dict[str, str]:
@@ -66,7 +75,8 @@ class Job:
     fails, the others get ``grace`` seconds to notice (they see its death as ``PeerLostError``) before they are terminated, then
     killed. Killed, this process takes the others with it; a command with ``ties_itself`` calls :func:`end_with_parent` by itself.
     ``report`` gets a line for every process that failed. ``descriptors`` are what each process inherits, by local rank.
-    ``encoding`` of the lines that ``output`` gets: that of the locale; "latin-1" has a character for every byte.
+    ``output`` gets lines with their ends ("\\n", "\\r\\n", "\\r"); the last one of a process, and parts of one of more than a MiB,
+    may have none. ``encoding`` of the lines: that of the locale; "latin-1" has a character for every byte.
     """
 
     command: Sequence[str]
@@ -81,7 +91,7 @@ class Job:
     descriptors: Sequence[Sequence[int]] = ()
     ties_itself: bool = False
     encoding: str | None = None
-    _running: list[subprocess.Popen[str]] = field(default_factory=list)
+    _running: list[subprocess.Popen[bytes]] = field(default_factory=list)
     _readers: list[tuple[threading.Thread, IO[str]]] = field(default_factory=list)
     _folder: MeetingFolder | None = None
     _port: socket.socket | None = None  # holds that of torch's store
@@ -119,18 +129,16 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=piped,
                 stderr=subprocess.STDOUT if self.output else None,
-                text=True,
-                encoding=self.encoding,
-                errors="backslashreplace",
                 start_new_session=True,
                 pass_fds=self.descriptors[local_rank] if self.descriptors else (),
                 preexec_fn=None if self.ties_itself else partial(end_with_parent, os.getpid()),
             )
             self._running.append(process)
             if self.output and process.stdout:
-                reader = threading.Thread(target=self._forward, args=(self.first_rank + local_rank, process.stdout), daemon=True)
+                lines = io.TextIOWrapper(process.stdout, encoding=self.encoding, errors="backslashreplace", newline="")
+                reader = threading.Thread(target=self._forward, args=(self.first_rank + local_rank, lines), daemon=True)
                 reader.start()
-                self._readers.append((reader, process.stdout))
+                self._readers.append((reader, lines))
 
     def ended(self) -> dict[int, int]:
         """Exit statuses of the processes that have ended, by local rank; -n where signal n killed one."""
@@ -197,6 +205,8 @@ class Job:
         # is left has an end, and ``output`` may take long: a paused reader may still read it.
         end = time.monotonic() + 60
         for reader, stream in self._readers:
+            if stream.closed:
+                continue
             more = select.poll()
             more.register(stream, select.POLLIN)
             while reader.is_alive() and (events := more.poll(2000)):
@@ -204,9 +214,9 @@ class Job:
                 if (until is not None and now > until) or (now > end and not events[0][1] & select.POLLHUP):
                     break
                 reader.join(timeout=0.05)
+            if not reader.is_alive():
+                stream.close()
         if self._port is not None:
-            if stream.closed:
-                continue
             self._port.close()
         if self._folder:
             self._folder.close()
@@ -214,8 +224,6 @@ class Job:
     def _torch_store(self, rendezvous: str) -> dict[str, str]:
         """Where the job's processes find torch's store: the port beside that of the rendezvous, or one reserved on this host."""
         if rendezvous.startswith("tcp://"):
-            if not reader.is_alive():
-                stream.close()
             host, _, port = rendezvous.removeprefix("tcp://").rpartition(":")
             number = int(port) if port.isdecimal() else 0
             if not 0 < number < 1 << 16:  # hmc.init() of the processes raises the error
@@ -226,7 +234,7 @@ class Job:
 
     def _forward(self, rank: int, stream: IO[str]) -> None:
         assert self.output is not None
-        for line in stream:
+        for line in iter(partial(stream.readline, LONGEST_LINE), ""):
             if self.output_error is not None:
                 continue
             try:

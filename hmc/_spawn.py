@@ -17,7 +17,7 @@ from typing import IO, Any, TypeVar
 from hmc._arguments import whole
 from hmc._by_value import dumps, named_globals
 from hmc._deadline import Deadline
-from hmc._job import Job, describe_exit
+from hmc._job import Job, describe_exit, with_rank
 from hmc.errors import ClosedError, HmcCancelledError, HmcTimeoutError, InvalidArgumentError, PeerLostError, RankFailedError
 
 __all__ = ["Failure", "Success", "spawn"]
@@ -111,7 +111,10 @@ class _Output:
         with self._lock:
             if sys.stdout is None:  # of a program without one; print() does nothing then
                 return
-            sys.stdout.write(f"[{rank}] {line}")
+            try:
+                sys.stdout.write(text)
+            except UnicodeEncodeError as error:
+                sys.stdout.write(text.encode(error.encoding, "backslashreplace").decode(error.encoding))
             sys.stdout.flush()
 
 
@@ -124,6 +127,7 @@ def _poll(job: Job, files: Sequence[IO[bytes]], deadline: Deadline) -> dict[int,
         until = time.monotonic() + patience
         time.sleep(min(COLLECT, patience))
         while len(codes := job.ended()) < len(files) and time.monotonic() < until:
+        text = with_rank(rank, line)
             if not all(_follows(files[rank]) for rank, code in codes.items() if code):
                 break
             time.sleep(0.01)

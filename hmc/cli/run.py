@@ -10,16 +10,19 @@ import shlex
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hmc._job import Job
+from hmc._job import Job, with_rank
 from hmc.cli.devices import simulation
 
 __all__ = ["run_command", "stopped_by_signals"]
 
 # Has a character for every byte: lines that the ranks print are passed on whatever their encoding and that of the output.
 BYTES = "latin-1"
+#: Seconds to pass on what stopped ranks have printed.
+LAST_OUTPUT = 2.0
 
 
 def _command_for(script: str, arguments: Sequence[str]) -> list[str]:
@@ -39,15 +42,15 @@ def stopped_by_signals(job: Job) -> Iterator[None]:
     """Stops the job before this process ends by a signal: SIGTERM, SIGHUP, SIGQUIT, Ctrl-C. Ignored ones (``nohup``) stay so."""
 
     def on_signal(number: int, _frame: object) -> None:
-        job.stop()
         raise SystemExit(128 + number)
 
     numbers = [n for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT) if signal.getsignal(n) is not signal.SIG_IGN]
     old = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         yield
-    except KeyboardInterrupt:
+    except BaseException:
         job.stop()
+        job.close(time.monotonic() + LAST_OUTPUT)
         raise
     finally:
         for number, handler in old.items():
@@ -65,7 +68,7 @@ def run_command(options: argparse.Namespace) -> int:
     if options.rendezvous and not _is_rendezvous(options.rendezvous):
         print(f"hmc run: --rendezvous {options.rendezvous}: give tcp://HOST:PORT, with a port from 1 to 65535", file=sys.stderr)
         return 2
-    if options.nodes > 1 and "HMC_JOB_KEY" not in os.environ:
+    if options.nodes > 1 and not os.environ.get("HMC_JOB_KEY"):
         print(
             "hmc run: --nodes needs a job key: export HMC_JOB_KEY=$(hmc keygen), the same on every host",
             file=sys.stderr,
@@ -83,8 +86,8 @@ def run_command(options: argparse.Namespace) -> int:
 
     def show(rank: int, line: str) -> None:
         if not options.no_prefix:
-            # The last line of a process that was killed has no end; the next one is another rank's.
-            line = f"[{rank}] {line}" if line.endswith("\n") else f"[{rank}] {line}\n"
+            # What has no end, or that of a progress bar, is followed by a line of another rank.
+            line = with_rank(rank, line)
         with lock:
             sys.stdout.buffer.write(line.encode(BYTES))
             sys.stdout.buffer.flush()

@@ -78,3 +78,63 @@ def test_bytes_that_ranks_print_are_forwarded_unchanged(encoding: str) -> None:
     command = [*HMC, "run", "-n", "1", "printf", r"\303\251 \377\n\302\205\n"]
     result = subprocess.run(command, capture_output=True, timeout=60, check=False, env={**os.environ, "PYTHONIOENCODING": encoding})
     assert (result.returncode, result.stdout, result.stderr) == (0, b"[0] \xc3\xa9 \xff\n[0] \xc2\x85\n", b"")
+
+
+def test_a_line_without_an_end_takes_bounded_memory() -> None:
+    size = 64 << 20
+    command = [*HMC, "run", "-n", "1", "--no-prefix", "sh", "-c", f"head -c {size} /dev/zero"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
+        try:
+            assert process.stdout
+            read, peak = 0, 0
+            while part := process.stdout.read(1 << 20):
+                read += len(part)
+                if words := Path(f"/proc/{process.pid}/status").read_text().partition("VmHWM:")[2].split():
+                    peak = int(words[0]) << 10
+            assert (process.wait(60), read) == (0, size)
+        finally:
+            process.kill()
+    assert 0 < peak < 128 << 20
+
+
+def test_line_ends_are_forwarded_unchanged_without_a_prefix() -> None:
+    command = [*HMC, "run", "-n", "1", "--no-prefix", "printf", r"a\rb\r\nc\nd"]
+    result = subprocess.run(command, capture_output=True, timeout=120, check=False)
+    assert (result.returncode, result.stdout) == (0, b"a\rb\r\nc\nd")
+
+
+# Prints much, at once, when it is stopped.
+LAST_WORDS = """
+import os, signal, time
+
+def stop(*_):
+    os.write(1, b"".join(b"last %d\\n" % i for i in range(8000)))
+    os._exit(0)
+
+signal.signal(signal.SIGTERM, stop)
+os.write(1, b"started\\n")
+while True:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda n: n.name)
+def test_what_stopped_ranks_print_is_forwarded(number: signal.Signals, tmp_path: Path) -> None:
+    script = tmp_path / "last_words.py"
+    script.write_text(LAST_WORDS)
+    with subprocess.Popen([*HMC, "run", "-n", "1", str(script)], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout
+            assert process.stdout.readline() == "[0] started\n"
+            process.send_signal(number)
+            out = process.stdout.read().splitlines()
+            assert process.wait(60) == 128 + number
+        finally:
+            process.kill()
+    assert out == [f"[0] last {i}" for i in range(8000)]
+
+
+def test_an_empty_job_key_is_none() -> None:
+    result = run_hmc("run", "--nodes", "2", "--rendezvous", "tcp://127.0.0.1:1", "true", environment={"HMC_JOB_KEY": ""})
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "--nodes needs a job key" in result.stderr
