@@ -64,8 +64,7 @@ def spawn(
     if not callable(fn):
         raise TypeError(f"spawn: fn must be callable, not {type(fn).__name__}")
     n, deadline = whole("n", n, 1, 1 << 20), Deadline(timeout)
-    if environment is not None and not isinstance(environment, Mapping):
-        raise TypeError(f"spawn: environment must be a mapping or None, not {type(environment).__name__}")
+    variables = _variables(environment)
     task = _pickled(fn, args)
     with ExitStack() as stack:
         # Without a name: nothing is left behind, however this process ends.
@@ -78,7 +77,7 @@ def spawn(
         job = Job(
             [sys.executable, "-c", BOOT, str(os.getpid()), str(task_file.fileno()), numbers, *paths],
             n,
-            environment=environment or {},
+            environment=variables,
             output=_Output(),
             descriptors=[(task_file.fileno(), file.fileno()) for file in files],
             ties_itself=True,
@@ -101,6 +100,23 @@ def spawn(
         return values
 
 
+def _variables(environment: Mapping[str, str] | None) -> dict[str, str]:
+    if environment is not None and not isinstance(environment, Mapping):
+        raise TypeError(f"spawn: environment must be a mapping or None, not {type(environment).__name__}")
+    variables = dict(environment or {})
+    for name, value in variables.items():
+        for text in (name, value):
+            if not isinstance(text, str):
+                raise TypeError(f"spawn: names and values of environment must be str, not {type(text).__name__}: {name!r}")
+            try:
+                os.fsencode(text)
+            except UnicodeEncodeError:
+                raise InvalidArgumentError(f"spawn: environment: {name!r} has a surrogate that no byte stands for") from None
+        if not name or "=" in name or "\0" in name + value:
+            raise InvalidArgumentError(f"spawn: environment: {name!r} is empty, or it has '=' in its name or a zero character")
+    return variables
+
+
 class _Output:
     """Prints a line of a rank."""
 
@@ -108,6 +124,7 @@ class _Output:
         self._lock = threading.Lock()
 
     def __call__(self, rank: int, line: str) -> None:
+        text = with_rank(rank, line)
         with self._lock:
             if sys.stdout is None:  # of a program without one; print() does nothing then
                 return
@@ -127,7 +144,6 @@ def _poll(job: Job, files: Sequence[IO[bytes]], deadline: Deadline) -> dict[int,
         until = time.monotonic() + patience
         time.sleep(min(COLLECT, patience))
         while len(codes := job.ended()) < len(files) and time.monotonic() < until:
-        text = with_rank(rank, line)
             if not all(_follows(files[rank]) for rank, code in codes.items() if code):
                 break
             time.sleep(0.01)
@@ -196,13 +212,21 @@ def _pickled(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     task = {"fn": fn, "args": args, "argv": sys.argv}
     try:
         return dumps(task)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # code of the caller's classes runs here
         parts = [(f"argument {i} of fn", arg) for i, arg in enumerate(args)]
         if isinstance(fn, FunctionType):
             parts += [(f"the global {name!r} that fn uses", value) for name, value in named_globals(fn).items()]
         for what, value in parts:
             try:
                 dumps(value)
-            except Exception as reason:
-                raise InvalidArgumentError(f"spawn: {what} ({type(value).__name__}) cannot be sent: {reason}") from error
-        raise InvalidArgumentError(f"spawn: fn cannot be sent to another process: {error}") from error
+            except KeyboardInterrupt:
+                raise
+            except BaseException as reason:
+                raise InvalidArgumentError(f"spawn: {what} ({type(value).__name__}) cannot be sent: {_words(reason)}") from error
+        raise InvalidArgumentError(f"spawn: fn cannot be sent to another process: {_words(error)}") from error
+
+
+def _words(error: BaseException) -> str:
+    return str(error) if isinstance(error, Exception) else repr(error)

@@ -39,8 +39,9 @@ def _outcome_of(task: bytes) -> tuple[Success | Failure, bytes]:
         return _failure(error), b""
     try:
         return Success(), pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:
-        reason = InvalidArgumentError(f"the result of fn ({type(value).__name__}) cannot be sent: {error}")
+    except BaseException as error:  # its class may raise anything, SystemExit too
+        words = str(error) if isinstance(error, Exception) else repr(error)
+        reason = InvalidArgumentError(f"the result of fn ({type(value).__name__}) cannot be sent: {words}")
         return _failure(reason), b""
 
 
@@ -50,7 +51,7 @@ def _failure(error: BaseException) -> Failure:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__ and error.__traceback__.tb_next))
     try:
         cause = pickle.dumps(error)
-    except Exception:  # the traceback says what it was
+    except BaseException:  # the traceback says what it was
         cause = None
     return Failure(text, when, cause)
 
