@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 __all__ = ["format_size", "parse_blocks", "parse_size", "parse_sizes"]
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
@@ -12,8 +14,8 @@ def parse_size(text: str) -> int:
     """Bytes of "64K" and the like (powers of 1024). Raises ValueError for anything else."""
     bare = text.strip().upper().removesuffix("IB").removesuffix("B")
     number, unit = (bare[:-1], bare[-1]) if bare and bare[-1] in UNITS else (bare, "")
-    if not number.isdigit() or int(number) == 0:
-        raise ValueError(f"{text!r} is not a size such as 8, 64K or 1M")
+    if not re.fullmatch("[0-9]{1,20}", number) or int(number) == 0:
+        raise ValueError(f"{text[:32]!r} is not a size such as 8, 64K or 1M")
     return int(number) * UNITS[unit]
 
 
@@ -27,8 +29,8 @@ def parse_blocks(text: str) -> list[tuple[int, int]]:
     pairs = []
     for part in text.split(","):
         count, by, block = part.lower().partition("x")
-        if not by or not count.isdigit() or int(count) == 0:
-            raise ValueError(f"{part!r} is not of the form COUNTxSIZE, such as 4096x16K")
+        if not by or not re.fullmatch("[0-9]{1,9}", count) or int(count) == 0:
+            raise ValueError(f"{part[:32]!r} is not of the form COUNTxSIZE, such as 4096x16K")
         pairs.append((int(count), parse_size(block)))
     return pairs
 

@@ -69,7 +69,7 @@ class Bench:
             return
         with tempfile.NamedTemporaryFile() as file:
             file.truncate(4096)
-            name = comm.exchange_bytes(file.name.encode())[0].decode()
+            name = os.fsdecode(comm.exchange_bytes(os.fsencode(file.name))[0])
             with open(name, "r+b") as shared, mmap.mmap(shared.fileno(), 4096) as page:
                 comm.barrier()
                 seconds = _core.baseline_flag(page, comm.rank, 200_000)

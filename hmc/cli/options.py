@@ -17,7 +17,10 @@ def writable_file(text: str) -> str:
     """A file to write: refused before the work is done, not after. "-" is standard output."""
     if text in ("", "-"):
         return text
-    file = os.path.realpath(text)
+    try:
+        file = os.path.realpath(text)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text}: the working directory cannot be used: {error.strerror}") from None
     folder = os.path.dirname(file)
     if not os.path.isdir(folder):
         raise argparse.ArgumentTypeError(f"there is no folder {folder}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
-from commands import run_hmc
+from commands import HMC, run_hmc
 
 TOPOLOGY = "hmc-topology 1\nhost h\ncard c host=h device=cpu\n"
 
@@ -40,3 +42,29 @@ def test_an_option_without_effect_is_refused(arguments: list[str], option: str, 
 def test_defaults_are_as_documented(tmp_path: Path) -> None:
     asked = ["--ranks", "8", "--bandwidth", "50G", "--injection", "50G", "--reduction", "10G"]
     assert run_hmc("plan").stdout == run_hmc("plan", *asked).stdout
+
+
+@pytest.mark.parametrize("size", ["\u00b2", "\u00b2K", "9" * 5000, "-1", "1e3"], ids=ascii)
+@pytest.mark.parametrize("arguments", [["bench", "--sizes"], ["bench", "--blocks"], ["plan", "--bytes"]], ids=" ".join)
+def test_a_number_that_is_no_size_is_named(arguments: list[str], size: str) -> None:
+    given = f"4x{size}" if "--blocks" in arguments else size
+    result = run_hmc(*arguments, given)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "is not a size such as 8, 64K or 1M" in result.stderr
+    assert len(result.stderr.splitlines()[-1]) < 200
+
+
+def test_a_working_directory_that_is_gone_is_named(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    command = ["sh", "-c", f'rmdir "{gone}" && exec "$@"', "sh", *HMC, "info", "--json", "x.json"]
+    result = subprocess.run(command, cwd=gone, capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert "x.json: the working directory cannot be used: No such file or directory" in result.stderr
+
+
+def test_bench_runs_where_temporary_files_have_no_unicode_path(tmp_path: Path) -> None:
+    folder = os.fsdecode(bytes(tmp_path) + b"/\xff")
+    os.mkdir(folder)
+    arguments = ["bench", "--operations", "put", "--sizes", "8", "--repeat", "1"]
+    assert run_hmc(*arguments, environment={"TMPDIR": folder}).returncode == 0
