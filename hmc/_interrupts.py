@@ -5,11 +5,31 @@ The interpreter runs signal handlers between bytecodes: also between the return 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-__all__ = ["record", "take"]
+__all__ = ["delayed", "record", "take"]
+
+
+@contextlib.contextmanager
+def delayed() -> Iterator[None]:
+    """Runs the handler of a SIGINT that comes in the body after it. For short bodies."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
+        yield  # no handler runs in this thread
+        return
+    came: list[Any] = []
+    signal.signal(signal.SIGINT, lambda *arguments: came.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[0])
 
 
 def record(done: list[Any], step: Callable[[Any], Any], argument: Any) -> None:

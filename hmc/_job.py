@@ -19,6 +19,7 @@ from functools import partial
 from typing import IO
 
 from hmc._folder import MeetingFolder
+from hmc._interrupts import delayed
 from hmc._ports import reserved_port
 
 __all__ = ["Job", "describe_exit", "end_with_parent", "with_rank"]
@@ -123,17 +124,18 @@ class Job:
             }
             environment.setdefault("PYTHONUNBUFFERED", "1")
             piped = subprocess.PIPE if self.output else None
-            process = subprocess.Popen(
-                list(self.command),
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=piped,
-                stderr=subprocess.STDOUT if self.output else None,
-                start_new_session=True,
-                pass_fds=self.descriptors[local_rank] if self.descriptors else (),
-                preexec_fn=None if self.ties_itself else partial(end_with_parent, os.getpid()),
-            )
-            self._running.append(process)
+            with delayed():  # a process that has started is in the list
+                process = subprocess.Popen(
+                    list(self.command),
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=piped,
+                    stderr=subprocess.STDOUT if self.output else None,
+                    start_new_session=True,
+                    pass_fds=self.descriptors[local_rank] if self.descriptors else (),
+                    preexec_fn=None if self.ties_itself else partial(end_with_parent, os.getpid()),
+                )
+                self._running.append(process)
             if self.output and process.stdout:
                 lines = io.TextIOWrapper(process.stdout, encoding=self.encoding, errors="backslashreplace", newline="")
                 reader = threading.Thread(target=self._forward, args=(self.first_rank + local_rank, lines), daemon=True)

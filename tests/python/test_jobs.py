@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from commands import HMC
@@ -160,3 +161,19 @@ def test_a_job_that_has_ended_holds_no_descriptors() -> None:
     job.start()
     assert job.wait() == 0
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_an_interrupt_while_a_rank_starts_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+    start = subprocess.Popen
+
+    def interrupted(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
+        started.append(start(*arguments, **options))
+        signal.raise_signal(signal.SIGINT)
+        return started[-1]
+
+    monkeypatch.setattr(subprocess, "Popen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        hmc.spawn(time.sleep, 2, 600, timeout=60)
+    assert [process.returncode is None for process in started] == [False]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
