@@ -89,3 +89,5 @@ def _remove_left(parent: str, prefix: str) -> None:
                 if lock := _locked(Path(entry.path, LOCK), "r"):
                     with lock:
                         shutil.rmtree(entry.path, ignore_errors=True)
+                else:
+                    os.rmdir(entry.path)  # of a process that ended before it made the file; refused where there is one
