@@ -123,7 +123,10 @@ def _apart(environment: dict[str, str], *arguments: str) -> list[Any]:
     """What this file prints. In a process of its own: it sees that environment, and takes the vendors' contexts with it."""
     command = [sys.executable, __file__, *arguments]
     both = {**os.environ, **environment}
-    result = subprocess.run(command, env=both, stdout=subprocess.PIPE, text=True, errors="backslashreplace", check=False)
+    # Ctrl-C reaches this process alone, which ends that one.
+    result = subprocess.run(
+        command, env=both, stdout=subprocess.PIPE, text=True, errors="backslashreplace", check=False, start_new_session=True
+    )
     if result.returncode != 0:
         raise ValueError(f"the process that looks for devices ended with status {result.returncode}")
     last = "".join(result.stdout.splitlines()[-1:])  # before it others may print, such as hooks of Python's start
