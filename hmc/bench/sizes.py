@@ -7,6 +7,7 @@ import re
 __all__ = ["format_size", "parse_blocks", "parse_size", "parse_sizes"]
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+MOST = (1 << 63) - 1
 DEFAULT = "8,1K,8K,64K,256K,1M,4M,16M,64M,256M"
 
 
@@ -14,9 +15,12 @@ def parse_size(text: str) -> int:
     """Bytes of "64K" and the like (powers of 1024). Raises ValueError for anything else."""
     bare = text.strip().upper().removesuffix("IB").removesuffix("B")
     number, unit = (bare[:-1], bare[-1]) if bare and bare[-1] in UNITS else (bare, "")
-    if not re.fullmatch("[0-9]{1,20}", number) or int(number) == 0:
+    if not re.fullmatch("[0-9]{1,19}", number) or int(number) == 0:
         raise ValueError(f"{text[:32]!r} is not a size such as 8, 64K or 1M")
-    return int(number) * UNITS[unit]
+    size = int(number) * UNITS[unit]
+    if size > MOST:
+        raise ValueError(f"{text!r} is more than 2**63 - 1 bytes")
+    return size
 
 
 def parse_sizes(text: str) -> list[int]:

@@ -19,7 +19,7 @@ ERROR = "hmc-error"
 
 
 def run_worker(work: Callable[[], None]) -> None:
-    """Runs the work of one rank and exits. An HmcError is reported to the command, which prints it as one line."""
+    """Runs the work of one rank and exits. Reports an HmcError or a lack of memory to the command, which prints it as one line."""
     import hmc
 
     try:
@@ -28,6 +28,9 @@ def run_worker(work: Callable[[], None]) -> None:
         usage = isinstance(error, (hmc.InvalidArgumentError, hmc.UnsupportedError))
         follows = isinstance(error, (hmc.PeerLostError, hmc.ClosedError))
         print(json.dumps({ERROR: str(error), "usage": usage, "follows": follows}), flush=True)
+        sys.exit(1)
+    except MemoryError as error:
+        print(json.dumps({ERROR: f"out of memory: {error}", "usage": False, "follows": False}), flush=True)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)

@@ -26,6 +26,8 @@ def run_topo(options: argparse.Namespace) -> int:
     try:
         if options.json == options.save == "-":
             raise ValueError("--save and --json both write to standard output; give one of them a file")
+        if options.json and options.json == options.save:
+            raise ValueError(f"--save and --json both write {options.save}; give them two files")
         if options.file and (options.devices or options.simulate):
             raise ValueError("--file shows a written topology and asks no card; leave out --devices and --simulate")
         if options.file:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import subprocess
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -68,3 +70,29 @@ def test_bench_runs_where_temporary_files_have_no_unicode_path(tmp_path: Path) -
     os.mkdir(folder)
     arguments = ["bench", "--operations", "put", "--sizes", "8", "--repeat", "1"]
     assert run_hmc(*arguments, environment={"TMPDIR": folder}).returncode == 0
+
+
+@pytest.mark.parametrize("operation", ["send", "put", "alltoall"])
+def test_bench_without_the_memory_is_one_line(operation: str) -> None:
+    limit = (resource.RLIMIT_AS, (4 << 30, 4 << 30))
+    command = [*HMC, "bench", "--operations", operation, "--sizes", "1023G", "--repeat", "1"]
+    result = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=False, preexec_fn=partial(resource.setrlimit, *limit)
+    )
+    assert result.returncode == 1
+    [line] = result.stderr.splitlines()
+    assert line.startswith("hmc bench: rank ")
+    assert "out of memory" in line
+
+
+def test_a_size_that_no_memory_has_is_named() -> None:
+    result = run_hmc("bench", "--sizes", "9999999999G")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "hmc bench: '9999999999G' is more than 2**63 - 1 bytes\n"
+
+
+def test_a_topology_and_json_do_not_share_a_file(tmp_path: Path) -> None:
+    result = run_hmc("topo", "--save", "one", "--json", "one", cwd=tmp_path)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr == "hmc topo: --save and --json both write one; give them two files\n"
+    assert not (tmp_path / "one").exists()
