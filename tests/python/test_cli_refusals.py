@@ -96,3 +96,14 @@ def test_a_topology_and_json_do_not_share_a_file(tmp_path: Path) -> None:
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr == "hmc topo: --save and --json both write one; give them two files\n"
     assert not (tmp_path / "one").exists()
+
+
+def test_ctrl_c_does_not_reach_the_search_for_devices(tmp_path: Path) -> None:
+    """It would print a traceback; the command ends it."""
+    found = tmp_path / "found"
+    write = f"open({str(found)!r}, 'w').write(str(os.getsid(0) == os.getpid()))"
+    hook = f"import os, sys\nif sys.orig_argv[-1].endswith('devices.py'): {write}\n"
+    (tmp_path / "sitecustomize.py").write_text(hook)
+    paths = os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])])
+    assert run_hmc("topo", environment={"PYTHONPATH": paths}).returncode == 0
+    assert found.read_text() == "True"
