@@ -242,6 +242,37 @@ def test_serialised_lists_cannot_change_attributes_or_allocate() -> None:
             restore(wrong)  # type: ignore[arg-type]
 
 
+_DEEP = 300_000
+
+
+def _nested(tuples: int) -> bytes:
+    """A pickled tuple of a tuple of a tuple and so on."""
+    return b"(" * tuples + b"t" * tuples
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        _nested(_DEEP) + b"K\0C\0]",
+        b"\x8c\x0dnixlXferDList" + _nested(_DEEP) + b"C\0]",
+        b"\x8c\x0dnixlXferDListK\0" + _nested(_DEEP) + b"]",
+        b"\x8c\x0fnixlRemoteDListK\0C\x18" + bytes(24) + b"](" + _nested(_DEEP) + b"e",
+    ],
+    ids=["name", "kind", "rows", "agent"],
+)
+def test_deeply_nested_parts_of_serialised_lists_are_refused(arguments: bytes) -> None:
+    good = pickle.dumps(nixl.nixlXferDList(DRAM, [(1, 2, 3)]), 4)
+    function = good[good.index(b"\x8c") : good.index(b"\x93") + 1]
+    with pytest.raises(nixl.nixlMismatchError):
+        restore(b"\x80\x04" + function + b"(" + arguments + b"tR.")
+
+
+def test_meta_data_that_many_descriptors_share_is_not_copied() -> None:
+    shared = bytes(1 << 20)
+    listed = nixl.nixlRegDList(DRAM, [(number, 1, 0, shared) for number in range(1000)])
+    assert len({id(one) for one in restore(pickle.dumps(listed)).extras}) == 1
+
+
 def test_damaged_serialised_lists_are_lists_or_refused() -> None:
     random = np.random.default_rng(8)
     good = pickle.dumps(nixl.nixlRegDList(DRAM, [(1, 2, 3, b"a"), (4, 5, 6, "b")]))

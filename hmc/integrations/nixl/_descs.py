@@ -42,6 +42,8 @@ def _rows(descs: Any, width: int) -> tuple[Any, list[Any]]:
 
 def octets(value: Any) -> bytes:
     """A text or bytes-like object as bytes. TypeError for anything else: bytes() would make as many zeros of a number."""
+    if type(value) is bytes:
+        return value  # not copied: a serialised list may name one object many times
     return value.encode() if isinstance(value, str) else memoryview(value).tobytes()
 
 
@@ -209,11 +211,17 @@ class nixlRemoteDList(_DList):
 _LISTS: dict[str, type[_DList]] = {one.__name__: one for one in (nixlXferDList, nixlRegDList, nixlRemoteDList)}
 
 
-def _made(name: str, type: int, rows: bytes, extras: list[Any]) -> Any:
+def _made(name: str, kind: int, rows: bytes, extras: list[Any]) -> Any:
+    # By type first: a tuple of a hundred thousand tuples overflows the stack when it is hashed or compared.
+    if not (type(name) is str and isinstance(kind, int) and type(rows) is bytes and type(extras) is list):
+        raise ValueError("the parts of a descriptor list are a text, an integer, bytes and a list")
+    fields = (str, bytes) if name == nixlRemoteDList.__name__ else (bytes,)
+    if any(type(one) not in fields for one in extras):
+        raise ValueError("the fourth fields of descriptors are bytes, or the names of agents")
     numbers = np.frombuffer(rows, "<u8").reshape(-1, 3)
     if _LISTS[name].width == 3:
-        return _LISTS[name](type, numbers.astype(_ROW))
-    return _LISTS[name](type, [(*map(int, row), extra) for row, extra in zip(numbers, extras, strict=True)])
+        return _LISTS[name](kind, numbers.astype(_ROW))
+    return _LISTS[name](kind, [(*map(int, row), extra) for row, extra in zip(numbers, extras, strict=True)])
 
 
 # What pickle.dumps() writes for a list by protocols 4 and 5. Others could change an object's attributes (BUILD), or allocate
