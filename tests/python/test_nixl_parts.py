@@ -206,6 +206,17 @@ def test_an_interrupt_of_a_program_that_takes_messages_does_not_end_their_arriva
     assert got == [b"first", b"second", b"third"]
 
 
+def test_a_peer_that_sends_without_a_pause_does_not_hold_a_caller() -> None:
+    waits = (_Arrived(f"\0{number}".encode()) for number in range(1000))
+    peer: Any = SimpleNamespace(_inotifications=lambda timeout: next(waits))
+    got: list[bytes] = []
+    inlet = _Inlet(peer, lambda peer, kind, message: got.append(message), lambda inlet: None)
+    for _ in range(5):
+        inlet.drain()
+    assert 5 <= len(got) <= 20
+    assert got == [str(number).encode() for number in range(len(got))]
+
+
 @pytest.mark.parametrize("key", ["", "secret", "x" * 100])
 def test_metadata_survives(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
     monkeypatch.setenv("HMC_JOB_KEY", key)

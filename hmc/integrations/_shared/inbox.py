@@ -17,6 +17,7 @@ from hmc.integrations._shared import frames as wire
 __all__ = ["Receiver", "send", "send_later"]
 
 _SEND_SECONDS = 10.0
+_MOST_ROUNDS = 3  # of a drain. The second has all that had arrived when it began
 _TAKE = methodcaller("_take")
 
 
@@ -35,7 +36,11 @@ class _Inlet:
         self._over = False  # the peer has ended
 
     def drain(self) -> None:
-        """Delivers what has arrived. An interrupt loses at most the message that it meets; the next call goes on."""
+        """Delivers what had arrived when it began. An interrupt loses at most the message that it meets; the next call goes on.
+
+        A peer that sends without a pause holds up neither a caller nor, on the dispatcher thread, other peers.
+        """
+        rounds = 0
         with self._lock:
             while not self._over:
                 while self._frames:
@@ -45,6 +50,9 @@ class _Inlet:
                         self._deliver(self.peer, *message)
                 if not self._waiting or not self._called:
                     self._arm()
+                    rounds += 1
+                    if rounds == _MOST_ROUNDS:  # the dispatcher thread goes on
+                        return
                 elif not self._waiting[0].done:
                     return
                 elif self._waiting[0].error() is not None:
