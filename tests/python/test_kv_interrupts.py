@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import dis
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import _base
-from functools import cache, partial
-from types import CodeType, FrameType
+from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import pytest
 from kv_sides import PAIRS, Side
+from opcodes import signalled_at
 
 import hmc
 from hmc import _process, _threaded, kv
@@ -27,67 +27,17 @@ FILES = (os.path.dirname(kv.__file__), _process.__file__, _threaded.__file__, th
 HELD = ("leases_held", "transfers", "pushes_open", "blocks_free", "rows_free", "slots_free")
 
 
-class Interrupted(BaseException):
-    """What a signal's handler raises."""
-
-
-@cache
-def points(code: CodeType) -> set[tuple[int, int]]:
-    """Pairs of instructions between which Python looks for signals: after calls, at a function's beginning, in loops."""
-    tables = [(one.start, one.end, one.target) for one in getattr(dis, "_parse_exception_table")(code)]  # noqa: B009
-
-    def handler(at: int) -> int:
-        return next((target for start, end, target in tables if start <= at < end), -1)
-
-    listed = list(dis.get_instructions(code))
-    found = set()
-    for one in listed:
-        if one.opname.startswith("CALL") or one.opname in ("RESUME", "JUMP_BACKWARD"):
-            # An exception would be raised at the next instruction. Its handler is to be that of this one.
-            found |= {(one.offset, other.offset) for other in listed if handler(other.offset) == handler(one.offset)}
-    return found
-
-
-class Steps:
-    """Interrupts a call at one of the points at which Python looks for signals."""
-
-    def __init__(self, step: int) -> None:
-        self._left = step
-        self._last: dict[int, int] = {}  # instruction by frame
-
-    def __call__(self, frame: FrameType, event: str, _: object) -> Any:
-        if event == "call":
-            code, back = frame.f_code, frame.f_back
-            # Condition and Future of Python's library may themselves be left with a lock that is taken, or is not.
-            if not code.co_filename.startswith(FILES) or code.co_name in ("wait", "_release_save", "_acquire_restore", "_is_owned"):
-                return None
-            if back is not None and back.f_code.co_filename == _base.__file__:
-                return None
-            frame.f_trace_opcodes = True
-            self._last.pop(id(frame), None)
-        elif event == "opcode":
-            last = self._last.get(id(frame), -1)
-            self._last[id(frame)] = frame.f_lasti
-            self._left -= (last, frame.f_lasti) in points(frame.f_code)
-            if self._left < 0:
-                sys.settrace(None)
-                raise Interrupted
-        return self
+def concerns(frame: FrameType) -> bool:
+    code, back = frame.f_code, frame.f_back
+    # Condition and Future of Python's library may themselves be left with a lock that is taken, or is not.
+    if not code.co_filename.startswith(FILES) or code.co_name in ("wait", "_release_save", "_acquire_restore", "_is_owned"):
+        return False
+    return back is None or back.f_code.co_filename != _base.__file__
 
 
 def interrupted_at(step: int, call: Callable[[], object]) -> bool:
     """Whether a call had so many points, and was interrupted there."""
-    before = sys.gettrace()
-    # Python 3.12 looks whether any frame asked for its opcodes when tracing starts, and not afterwards.
-    sys._getframe().f_trace_opcodes = True
-    sys.settrace(Steps(step))
-    try:
-        call()
-    except Interrupted:
-        return True
-    finally:
-        sys.settrace(before)
-    return False
+    return signalled_at(step, concerns, call)
 
 
 def held(*sides: Side) -> list[Any]:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +19,10 @@ from ports import free_port
 
 import hmc
 import hmc.testing
+from hmc.integrations._shared.inbox import Receiver
+from hmc.integrations.nixl import _agent_base, nixl_agent, nixl_agent_config
 from hmc.integrations.nixl import _bindings as nixl
+from hmc.integrations.nixl._memory import LocalMemory
 
 
 def run_program(source: str, *launcher: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -120,6 +124,27 @@ def test_agents_exchange_metadata_by_a_port(listening: tuple[Mine, int]) -> None
     soon(lambda: not mine.agent.check_remote_metadata("other"))
     with pytest.raises(nixl.nixlNotFoundError):
         mine.agent.transfer(handle)
+
+
+def test_an_agent_that_is_asked_while_it_starts_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    deliver, delivered, port = Receiver._deliver, threading.Event(), free_port()
+
+    def slow_memory(*given: Any) -> Any:
+        asker.fetch_remote_metadata("early", "127.0.0.1", port)
+        delivered.wait(0.3)  # the message is taken now, if ever it is before the agent is complete
+        return LocalMemory(*given)
+
+    def noted(receiver: Receiver, peer: Any, kind: int, message: bytes) -> None:
+        deliver(receiver, peer, kind, message)
+        delivered.set()
+
+    asker = nixl_agent("asker")
+    monkeypatch.setattr(Receiver, "_deliver", noted)
+    monkeypatch.setattr(_agent_base, "LocalMemory", slow_memory)
+    early = nixl_agent("early", nixl_agent_config(enable_listen_thread=True, listen_port=port))
+    soon(lambda: asker.check_remote_metadata("early"))
+    early._finalizer()
+    asker._finalizer()
 
 
 def test_partial_metadata_adds_up(listening: tuple[Mine, int]) -> None:

@@ -82,20 +82,33 @@ class Receiver:
     Notifications stay until take(), without a bound: programs of NIXL and Mooncake may take them late, and a sender does not expect
     to wait or to lose one. A bound would also hold up the messages of these libraries behind them, such as metadata.
 
-    Refers to no Context but by its peers, until they end: a Context refers to it.
+    Refers to no Context but by its peers, until they end: a Context refers to it. Messages wait at the peers until start().
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._early: list[Peer] | None = []  # until start()
         self._inlets: list[_Inlet] = []
         self._notifs: list[tuple[str, bytes]] = []
         self.control: weakref.WeakMethod[Callable[[Peer, int, bytes], None]] | None = None  # gets the other messages
 
-    def watch(self, peer: Peer) -> None:
-        """Receives from a peer until it ends."""
-        inlet = _Inlet(peer, self._deliver, self._forget)
+    def start(self) -> None:
+        """Begins to take messages, once the program's part of the process can handle them."""
         with self._lock:
-            self._inlets.append(inlet)
+            early, self._early = self._early or [], None
+        for peer in early:
+            self.watch(peer)
+
+    def watch(self, peer: Peer) -> None:
+        """Receives from a peer until it ends. Has no effect on one that is watched, but for an interrupted call, which it ends."""
+        with self._lock:
+            if self._early is not None:
+                self._early.append(peer)
+                return
+            inlet = next((one for one in self._inlets if one.peer == peer), None)
+            if inlet is None:
+                inlet = _Inlet(peer, self._deliver, self._forget)
+                self._inlets.append(inlet)
         inlet.drain()  # also begins to wait
 
     def take(self) -> list[tuple[str, bytes]]:

@@ -107,7 +107,6 @@ class Endpoint:
         self._receiver.control = weakref.WeakMethod(self._control)
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
-        self._own: Peer | None = None
         # Known before the first engine asks.
         self._registered: Ranges[ConnBuffer] = Ranges(lambda: "this engine")
         self._label = f"mooncake-{os.urandom(8).hex()}"
@@ -126,6 +125,7 @@ class Endpoint:
                     self.ctx.close(timeout=0)
                     raise
         self.memory = Registrations(self.ctx, self._registered)
+        self._receiver.start()
 
     def _make_link(self) -> None:
         """Names this engine's socket by its port."""
@@ -194,16 +194,9 @@ class Endpoint:
             raise Refused(
                 UNREACHABLE, f"engine {name} is on another host: set HMC_JOB_KEY to the same key (`hmc keygen`) for both engines"
             )
-        if peer.name == self._label:
-            self._watch_own(peer)
-        return peer
-
-    def _watch_own(self, peer: Peer) -> None:
-        """Receives from this engine itself, whatever names it is called by: no peer joins then."""
-        with self._lock:
-            known, self._own = self._own, peer
-        if known is None:
+        if peer.name == self._label:  # this engine itself, whatever names it is called by: no peer joins then
             self._receiver.watch(peer)
+        return peer
 
     def _connect_here(self, name: str, port: int) -> Peer:
         reasons = []

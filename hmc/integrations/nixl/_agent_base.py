@@ -108,6 +108,7 @@ class AgentBase(ABC):
         self._links = Links(agent_name, listen, describe)
         self._memory = LocalMemory(self._links.ctx, agent_name)
         self._finalizer = weakref.finalize(self, _end, self._links.ctx)
+        self._links.receiver.start()  # peers may have joined, and asked for the metadata
 
     @abstractmethod
     def get_agent_metadata(self) -> bytes:

@@ -47,7 +47,10 @@ class Links:
     """The Context of an agent and the remote agents. Any thread."""
 
     def __init__(self, name: str, listen: str | None, describe: Callable[[], bytes]) -> None:
-        """``listen``: an address besides the private Unix socket. ``describe``: this agent's metadata, on any thread."""
+        """``listen``: an address besides the private Unix socket. ``describe``: this agent's metadata, on any thread.
+
+        Messages are taken from receiver.start() on.
+        """
         self.receiver = Receiver()
         options: dict[str, Any] = {} if listen is None else {"listen": listen}
         with translated():
@@ -130,8 +133,9 @@ class Links:
         with self._own_lock:
             if self._self is None:
                 with translated():
-                    self._self = self.ctx.connect(self.ctx.addresses[0], timeout=CONNECT_SECONDS)
-                self.receiver.watch(self._self)
+                    peer = self.ctx.connect(self.ctx.addresses[0], timeout=CONNECT_SECONDS)
+                self.receiver.watch(peer)
+                self._self = peer
             return self._self
 
     def meet(self, address: str, port: int) -> Peer:
