@@ -6,15 +6,17 @@ import itertools
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from types import FrameType, ModuleType
 
+import numpy as np
 import pytest
+from nixl_process import SIZE, this_process
 from nixl_process import Mine as Agent
 from opcodes import signalled_at
 
 from hmc.integrations._shared import inbox
-from hmc.integrations.nixl import _links
-
+from hmc.integrations.nixl import _links, _request, nixl_agent
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="finds where Python looks for signals in its exception tables")
 
@@ -46,3 +48,37 @@ def test_an_interrupted_connection_of_an_agent_to_itself_receives() -> None:
         agent._finalizer()
         if not interrupted:
             break
+
+
+@pytest.mark.parametrize("length", [5, 3000])
+@pytest.mark.parametrize("sizes", [(1000,), (1000, 300)], ids=["with the put", "after two"])
+def test_an_interrupted_transfer_is_an_error_or_notifies_once(sizes: tuple[int, ...], length: int) -> None:
+    with this_process() as mine:
+        other = nixl_agent("other")
+        theirs = np.zeros(SIZE, np.uint8)
+        registered = other.register_memory([(theirs.ctypes.data, SIZE, 0, "")], "DRAM")
+        mine.agent.add_remote_agent(other.get_agent_metadata())
+        where = [(5000 * number, size) for number, size in enumerate(sizes)]
+        rows = [[(start + at, size, 0) for at, size in where] for start in (mine.address, theirs.ctypes.data)]
+        got: list[bytes] = []
+
+        def arrived(message: bytes) -> bool:
+            got.extend(other.get_new_notifs().get("mine", []))
+            return message in got
+
+        for step in itertools.count():
+            message = step.to_bytes(4, "little") + bytes(length)
+            handle = mine.transfer("WRITE", *rows, message=message)
+            interrupted = signalled_at(step, within(_request, inbox), partial(mine.agent.transfer, handle))
+            if handle.request().poll() in ("", "ERR"):
+                mine.run(handle, message)
+            assert mine.finish(handle) == "DONE"
+            soon(partial(arrived, message))
+            assert got.count(message) == 1
+            assert all(np.array_equal(theirs[at : at + size], mine.memory[at : at + size]) for at, size in where)
+            theirs[:] = 0
+            if not interrupted:
+                break
+        assert not other.get_new_notifs()
+        other.deregister_memory(registered)
+        other._finalizer()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -81,3 +82,32 @@ def test_a_transfer_that_is_released_while_it_starts_moves_nothing(mine: Mine, m
     thread.join(60)
     assert found == ["the transfer was released by another thread"]
     assert np.array_equal(other.memory(), contents(7))
+
+
+@pytest.mark.parametrize("call", ["request", "release"])
+def test_a_transfer_that_another_thread_releases_is_released(mine: Mine, call: str) -> None:
+    other = mine.start()
+    for step in range(60):
+        handle = mine.transfer("WRITE", [(mine.address, 8, 0)], [(other.address, 8, 0)])
+        left = step
+
+        def trace(frame: Any, event: str, _: object, handle: Any = handle) -> Any:
+            nonlocal left
+            if frame.f_code.co_name != call:
+                return None
+            frame.f_trace_opcodes = True
+            left -= event == "opcode"
+            if left < 0:
+                sys.settrace(None)
+                handle.release()  # as another thread might now
+            return trace
+
+        before = sys.gettrace()
+        sys._getframe().f_trace_opcodes = True
+        sys.settrace(trace)
+        try:
+            assert getattr(handle, call)() is not None or call == "release"
+        except nixl.nixlInvalidParamError:
+            assert call == "request"
+        finally:
+            sys.settrace(before)

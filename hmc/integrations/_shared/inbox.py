@@ -14,7 +14,7 @@ from hmc._core import Peer, Work
 from hmc.errors import HmcError
 from hmc.integrations._shared import frames as wire
 
-__all__ = ["Receiver", "send", "send_later"]
+__all__ = ["Receiver", "frames_to_send", "send", "send_frames", "send_later"]
 
 _SEND_SECONDS = 10.0
 _MOST_ROUNDS = 3  # of a drain. The second has all that had arrived when it began
@@ -136,6 +136,19 @@ class Receiver:
 
 
 _numbers = itertools.count(1)
+
+
+def frames_to_send(kind: int, message: bytes) -> list[bytes]:
+    """The frames of a message for send_frames(). Raises InvalidArgumentError."""
+    return wire.frames(kind, message, next(_numbers))[::-1]
+
+
+def send_frames(peer: Peer, unsent: list[bytes], works: list[Work]) -> None:
+    """Sends ``unsent`` from its end without waiting, and adds to ``works``. Raises HmcError.
+
+    By C functions only: an interrupt comes before or after them, and neither loses nor repeats a frame.
+    """
+    works.extend(map(peer._inotify, map(unsent.pop, itertools.repeat(-1, len(unsent))), itertools.repeat(None)))
 
 
 def send_later(peer: Peer, kind: int, message: bytes) -> list[Work]:

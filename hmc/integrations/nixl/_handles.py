@@ -70,9 +70,10 @@ class nixl_prepped_dlist_handle:
 
     def side(self) -> Side:
         """Raises nixlInvalidParamError once released."""
-        if self._side is None:
+        side = self._side  # another thread may release it now
+        if side is None:
             raise nixlInvalidParamError("the descriptor list was released")
-        return self._side
+        return side
 
     def release(self) -> None:
         """Idempotent."""
@@ -94,14 +95,16 @@ class nixl_xfer_handle:
 
     def request(self) -> Request:
         """Raises nixlInvalidParamError once released."""
-        if self._request is None:
+        request = self._request  # another thread may release it now
+        if request is None:
             raise nixlInvalidParamError("the transfer was released")
-        return self._request
+        return request
 
     def release(self) -> None:
         """Cancels the transfer if it is in flight. Raises nixlRepostActiveError where it cannot be stopped. Idempotent."""
-        if self._request is not None:
-            self._request.withdraw()
+        request = self._request
+        if request is not None:
+            request.withdraw()
             self._request = None
 
     def __del__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from typing import Any
@@ -10,7 +11,7 @@ from hmc._core import BlockBatch, Work
 from hmc.errors import HmcError, StaleBufferError
 from hmc.integrations._shared import frames as wire
 from hmc.integrations._shared.batches import build, check_lengths
-from hmc.integrations._shared.inbox import send_later
+from hmc.integrations._shared.inbox import frames_to_send, send_frames
 from hmc.integrations.nixl._errors import (
     nixlCancelledError,
     nixlInvalidParamError,
@@ -64,7 +65,9 @@ class Request:
         self._made_for: tuple[int, int] | None = None
         self._lock = threading.RLock()  # a handle may be collected, and so withdrawn, anywhere
         self._works: list[Work] = []
-        self._to_notify = b""  # what is still to be sent; empty: nothing
+        self._expected = 0  # the least number of works of a transfer whose post was not interrupted
+        self._to_notify = b""  # what is to be sent once the works have ended; empty: nothing
+        self._unsent: list[bytes] = []  # frames of it
         self._failure: BaseException | None = None
         self._state = ""
         self._released = False
@@ -116,8 +119,7 @@ class Request:
             if self._advance() != "PROC":
                 self._released = True
                 return
-            self._to_notify = b""
-            self._failure = self._failure or nixlCancelledError("the transfer was cancelled")
+            self._failure = self._failure or nixlCancelledError("the transfer was cancelled")  # and does not notify
             for work in self._works:
                 if not work.done:
                     work._withdraw()
@@ -164,19 +166,21 @@ class Request:
         inline = self._writes and len(self._batches) == 1 and 0 < len(message) <= _INLINE
         notify = wire.frames(wire.NOTIFY, message, 0)[0] if inline else None
         self._message, self._to_notify = message, b"" if inline else message
-        self._works, self._failure = [], None
-        peer = self._target.peer
-        for batch in self._batches:
-            try:
-                self._works.append(peer.put_blocks(batch, notify=notify) if self._writes else peer.get_blocks(batch))
-            except HmcError as error:
-                if isinstance(error, StaleBufferError):
-                    self._target.forget_ended()
-                if not self._works:
-                    raise translate(error) from error
-                self._failure = error  # what was posted before ends first
-                break
+        self._unsent, self._works = [], []
+        self._failure, self._expected = None, len(self._batches)
         self._state = "PROC"
+        peer = self._target.peer
+        post = functools.partial(peer.put_blocks, notify=notify) if self._writes else peer.get_blocks
+        try:
+            self._works.extend(map(post, self._batches))  # by C functions only: an interrupt loses no Work
+        except HmcError as error:
+            self._failure = error  # what was posted before ends first
+            if isinstance(error, StaleBufferError):
+                self._target.forget_ended()
+            if not self._works:
+                self._state = "ERR"
+                raise translate(error) from error
+            return
         if self._to_notify:
             for work in self._works:
                 work.add_done_callback(lambda _: self.poll())
@@ -185,12 +189,16 @@ class Request:
         if self._state != "PROC" or not all(work.done for work in self._works):
             return self._state
         failure = self._failure or next((error for error in (work.error() for work in self._works) if error is not None), None)
+        if failure is None and len(self._works) < self._expected:
+            failure = nixlCancelledError("the call that posts the transfer was interrupted")
         if failure is None and self._to_notify:
-            message, self._to_notify = self._to_notify, b""
+            self._unsent = frames_to_send(wire.NOTIFY, self._to_notify)
+            self._to_notify = b""
+        if failure is None and self._unsent:
             try:
-                self._works += send_later(self._target.peer, wire.NOTIFY, message)
+                send_frames(self._target.peer, self._unsent, self._works)
             except HmcError as error:
-                failure = error
+                self._failure = failure = error
             else:
                 return self._advance()
         self._times[2] = time.monotonic()
