@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
 import time
@@ -9,14 +10,18 @@ from collections.abc import Callable
 from functools import partial
 from types import FrameType, ModuleType
 
+import mooncake_process
 import numpy as np
 import pytest
 from nixl_process import SIZE, this_process
 from nixl_process import Mine as Agent
 from opcodes import signalled_at
 
-from hmc.integrations._shared import inbox
-from hmc.integrations.nixl import _links, _request, nixl_agent
+from hmc.integrations._shared import inbox, ranges
+from hmc.integrations._shared import memory as shared_memory
+from hmc.integrations.mooncake import _registrations
+from hmc.integrations.nixl import _bindings as nixl
+from hmc.integrations.nixl import _links, _memory, _request, nixl_agent
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="finds where Python looks for signals in its exception tables")
 
@@ -82,3 +87,56 @@ def test_an_interrupted_transfer_is_an_error_or_notifies_once(sizes: tuple[int, 
         assert not other.get_new_notifs()
         other.deregister_memory(registered)
         other._finalizer()
+
+
+def test_an_interrupted_deregister_memory_may_be_called_again() -> None:
+    with this_process() as mine:
+        memory = mine.agent._memory
+        for step in itertools.count():
+            holder = memory.ranges.all()[0].holder
+            assert holder is not None
+            call = partial(mine.agent.deregister_memory, mine.registered)
+            interrupted = signalled_at(step, within(_memory, ranges, shared_memory), call)
+            with contextlib.suppress(nixl.nixlNotFoundError):  # the interrupt came when all was done
+                call()
+            assert holder.closed
+            assert memory.ranges.all() == memory._ending == []
+            if not interrupted:
+                break
+            mine.agent.register_memory(mine.registered)
+
+
+@pytest.mark.parametrize("call", ["register", "unregister", "free"])
+def test_an_interrupted_call_of_an_engine_about_memory_may_be_repeated(call: str) -> None:
+    with mooncake_process.this_process() as mine:
+        engine = mine.engine
+        local = engine._ready().memory
+        address, size = mine.address, len(mine.memory)
+        for step in itertools.count():
+            if call == "register":
+                assert engine.unregister_memory(address) == 0
+            elif call == "free":
+                size = 100
+                address = engine.allocate_managed_buffer(size)
+            known = next((one.holder for one in local.ranges.all() if one.address == address), None)
+            calls = {
+                "register": partial(engine.register_memory, address, size),
+                "unregister": partial(engine.unregister_memory, address),
+                "free": partial(engine.free_managed_buffer, address, size),
+            }
+            interrupted = signalled_at(step, within(_registrations, ranges, shared_memory), calls[call])
+            again = calls[call]()
+            if call == "register":
+                assert again in (0, -7)
+                assert [(one.address, one.holder.closed) for one in local.ranges.all()] == [(address, False)]
+            else:
+                assert again in (0, -3)
+                assert known is not None
+                assert known.closed
+                assert not local._ending
+                assert all(one.address != address for one in (*local.ranges.all(), *local._known))
+                assert address not in local._managed
+            if not interrupted:
+                break
+            if call == "unregister":
+                assert engine.register_memory(address, size) == 0

@@ -115,11 +115,11 @@ def test_threads_that_deregister_end_a_registration_each() -> None:
     for _ in range(200):
         ranges.replace([Range(DRAM, 1, 2, 0, holder) for holder in range(4)])
         taken.clear()
-        at_once(*[lambda: taken.extend(one.holder for one in ranges.take(DRAM, rows))] * 2)
-        assert sorted(taken) == [0, 1, 2, 3]
+        at_once(*[lambda: ranges.take(DRAM, rows, taken)] * 2)
+        assert sorted(one.holder for one in taken) == [0, 1, 2, 3]
         assert ranges.all() == []
     with pytest.raises(NotRegisteredError):
-        ranges.take(DRAM, rows)
+        ranges.take(DRAM, rows, taken)
 
 
 class _SlowBytes(bytes):

@@ -106,12 +106,12 @@ class Ranges(Generic[_T]):
             found.append(same.pop())
         return found
 
-    def take(self, kind: enum.IntEnum, rows: Any) -> list[Range[_T]]:
-        """Removes and returns what exact() finds. Raises NotRegisteredError, and then leaves all."""
+    def take(self, kind: enum.IntEnum, rows: Any, taken: list[Range[_T]]) -> None:
+        """Adds what exact() finds to ``taken``, and then removes it. Raises NotRegisteredError, and then leaves all."""
         with self._lock:
             found = self.exact(kind, rows)
+            taken += found  # before they are removed: an interrupt loses none
             self.replace([], found)
-            return found
 
     def find(self, kind: enum.IntEnum, rows: Any) -> Found[_T]:
         """The registrations that hold each row whole. Raises NotRegisteredError naming the first row that none holds."""

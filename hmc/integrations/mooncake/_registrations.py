@@ -8,7 +8,7 @@ import threading
 import numpy as np
 
 from hmc._core import ConnBuffer, Context, Memory
-from hmc.errors import HmcTimeoutError, InvalidArgumentError
+from hmc.errors import InvalidArgumentError
 from hmc.integrations._shared.memory import close_buffers, cpu_bytes, device_bytes
 from hmc.integrations._shared.ranges import Range, Ranges
 from hmc.integrations.mooncake import _arguments as arguments
@@ -51,7 +51,9 @@ class Registrations:
                     self._check_free(address, nbytes)
                 made.append(Range(Space.memory, address, nbytes, 0, self._buffer(address, nbytes)))
             self._add(made)
-        except BaseException:
+        except BaseException:  # an interrupt too
+            with self._lock:
+                self._remove(made)
             close_buffers(one.holder for one in made)
             raise
 
@@ -60,20 +62,25 @@ class Registrations:
 
         HmcTimeoutError: a stopped process may still access it. Another call for the address waits on.
         """
-        with self._lock:
-            if len(set(addresses)) < len(addresses):
-                raise Refused(INVALID_ARGUMENT, f"one of {len(addresses)} addresses occurs twice")
-            known = {one.address for one in self._known}
-            found = [self._at(address) for address in addresses if address in known or address not in self._ending]
-            for one in found:
-                if one.address in self._managed:
-                    raise Refused(INVALID_ARGUMENT, f"{one.address:#x} was allocated by the engine: free_managed_buffer frees it")
-            self._remove(found)
-            ending = [(address, one) for address in addresses for one in self._ending.pop(address, [])]
-            ending += [(one.address, one.holder) for one in found]
+        ending: list[tuple[int, ConnBuffer]] = []
         try:
+            with self._lock:
+                if len(set(addresses)) < len(addresses):
+                    raise Refused(INVALID_ARGUMENT, f"one of {len(addresses)} addresses occurs twice")
+                known = {one.address for one in self._known}
+                found = [self._at(address) for address in addresses if address in known or address not in self._ending]
+                for one in found:
+                    if one.address in self._managed:
+                        raise Refused(
+                            INVALID_ARGUMENT, f"{one.address:#x} was allocated by the engine: free_managed_buffer frees it"
+                        )
+                ending += [(address, one) for address in addresses for one in self._ending.get(address, [])]
+                ending += [(one.address, one.holder) for one in found]
+                self._remove(found)
+                for address in addresses:
+                    self._ending.pop(address, None)
             close_buffers(buffer for _, buffer in ending)
-        except HmcTimeoutError:
+        except BaseException:  # an interrupt too: another call waits on
             with self._lock:
                 for address, buffer in ending:
                     self._ending.setdefault(address, []).append(buffer)
@@ -83,19 +90,28 @@ class Registrations:
         """The address of ``nbytes`` of registered, zeroed CPU memory. Raises HmcError."""
         buffer = self._ctx.buffer(max(nbytes, 1))
         address = int(buffer.numpy().ctypes.data)
-        self._add([Range(Space.memory, address, buffer.nbytes, 0, buffer)])
-        with self._lock:
-            self._managed[address] = buffer
+        made = [Range(Space.memory, address, buffer.nbytes, 0, buffer)]
+        try:
+            self._add(made)
+            with self._lock:
+                self._managed[address] = buffer
+        except BaseException:
+            with self._lock:
+                self._remove(made)
+            raise
         return address
 
     def free(self, address: int) -> None:
-        """Frees what allocate() returned. Raises Refused, HmcError."""
+        """Frees what allocate() returned. Raises Refused, HmcError; after HmcTimeoutError another call waits on."""
         with self._lock:
-            buffer = self._managed.pop(address, None)
+            buffer = self._managed.get(address)
             if buffer is None:
                 raise Refused(ADDRESS_NOT_REGISTERED, f"{address:#x} is no address that allocate_managed_buffer returned")
-            self._remove([self._at(address)])
+            self._remove([one for one in self._known if one.holder is buffer])
         close_buffers([buffer])
+        with self._lock:
+            if self._managed.get(address) is buffer:  # the next allocation may already have the address
+                del self._managed[address]
 
     def read(self, address: int, nbytes: int) -> bytes:
         """A copy of registered memory, of the CPU or a device. Raises NotRegisteredError, DeviceError."""
@@ -131,15 +147,14 @@ class Registrations:
 
     def _add(self, made: list[Range[ConnBuffer]]) -> None:
         with self._lock:
-            before = list(self._known)
             try:
                 for one in made:
                     self._check_free(one.address, one.nbytes)  # another thread, or this call, may have registered it meanwhile
                     bisect.insort(self._known, one, key=lambda known: known.address)
-            except Refused:
-                self._known = before
+                self.ranges.replace(made)
+            except BaseException:
+                self._remove(made)
                 raise
-            self.ranges.replace(made)
 
     def _at(self, address: int) -> Range[ConnBuffer]:
         at = bisect.bisect_left(self._known, address, key=lambda one: one.address)
@@ -149,5 +164,5 @@ class Registrations:
 
     def _remove(self, found: list[Range[ConnBuffer]]) -> None:
         gone = {id(one) for one in found}
-        self._known = [one for one in self._known if id(one) not in gone]
         self.ranges.replace([], found)
+        self._known = [one for one in self._known if id(one) not in gone]  # last, so that an interrupted call may be repeated

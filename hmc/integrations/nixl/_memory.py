@@ -59,28 +59,34 @@ class LocalMemory:
         Raises nixlNotFoundError if a row is not registered, and then leaves all; nixlBackendError where a process that is stopped
         may still write the memory: keep it. Another call for these rows waits on.
         """
+        ended: list[Range[ConnBuffer | None]] = []
         with translated():
-            ended = self._taken(kind, rows)
             try:
+                self._take(kind, rows, ended)
                 self._close(ended)
-            except HmcTimeoutError as error:
+            except BaseException as error:  # an interrupt too
                 with self._lock:
                     self._ending += ended
+                if not isinstance(error, HmcTimeoutError):
+                    raise
                 raise nixlBackendError(
                     f"deregister_memory of {len(rows)} descriptors: a stopped process may still access the memory. "
                     f"Keep it, and call deregister_memory again to wait on ({error})"
                 ) from error
 
-    def _taken(self, kind: nixl_mem_t, rows: Any) -> list[Range[ConnBuffer | None]]:
-        """Removes the registrations of these rows, also those of an earlier call that have not ended yet. NotRegisteredError."""
+    def _take(self, kind: nixl_mem_t, rows: Any, ended: list[Range[ConnBuffer | None]]) -> None:
+        """Moves the registrations of these rows to ``ended``, also those of an earlier call that have not ended yet.
+
+        Raises NotRegisteredError.
+        """
         with self._lock:
             keys = [(int(kind), *row) for row in rows.tolist()]
             earlier = [one for one in self._ending if one.key in keys]
             known = {one.key for one in (self.ranges.all() if earlier else ())}
             waited = {one.key for one in earlier} - known
-            found = self.ranges.take(kind, rows[[key not in waited for key in keys]])
+            self.ranges.take(kind, rows[[key not in waited for key in keys]], ended)
+            ended += earlier
             self._ending = [one for one in self._ending if not any(one is other for other in earlier)]
-            return earlier + found
 
     def _close(self, ranges: list[Range[ConnBuffer | None]]) -> None:
         close_buffers(one.holder for one in ranges if one.holder is not None)
