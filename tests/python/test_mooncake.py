@@ -125,6 +125,36 @@ def test_a_notification_comes_after_the_bytes(both: tuple[Mine, Other]) -> None:
     assert [(one.name, one.msg) for one in got] == [("a", "b")]
 
 
+@pytest.mark.parametrize("message", ["\ud800", "x" * (64 << 20), 5], ids=["surrogate", "too long", "number"])
+def test_a_notification_that_cannot_be_sent_is_refused_before_anything_moves(both: tuple[Mine, Other], message: Any) -> None:
+    mine, other = both
+    before = other.memory()
+    notify = TransferNotify("n", "m")
+    notify.msg = message
+    session = other.session
+    if message == 5:
+        with pytest.raises(TypeError):
+            mine.engine.transfer_sync(session, mine.address, other.address, SIZE, Write, notify)
+    else:
+        assert mine.engine.transfer_sync(session, mine.address, other.address, SIZE, Write, notify) == -1
+    assert np.array_equal(other.memory(), before)
+
+
+def test_threads_initialize_an_engine_once() -> None:
+    engine, start, codes = TransferEngine(), threading.Barrier(4), []
+
+    def initialize() -> None:
+        start.wait(20)
+        codes.append(engine.initialize("127.0.0.1", "P2PHANDSHAKE", "tcp", ""))
+
+    threads = [threading.Thread(target=initialize) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert sorted(codes) == [-1, -1, -1, 0]
+
+
 def test_the_successor_of_an_engine_gets_no_notification_of_its_transfer(monkeypatch: pytest.MonkeyPatch) -> None:
     port, wait = free_port(), Transfer.wait
     with this_process() as mine:

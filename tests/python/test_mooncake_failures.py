@@ -151,7 +151,13 @@ def test_ports_are_of_the_range_and_of_one_engine(monkeypatch: pytest.MonkeyPatc
     assert found.count(0) == len({one.get_rpc_port() for one, code in zip(engines, found, strict=True) if code == 0})
 
 
-@pytest.mark.parametrize("session", ["127.0.0.1:1", "nonsense", "", ":5", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:x"])
+@pytest.mark.parametrize(
+    "session",
+    [
+        *("127.0.0.1:1", "nonsense", "", ":5", "127.0.0.1:", "127.0.0.1:99999", "127.0.0.1:x"),
+        *("a..b:15000", "\ud800:15000", "x" * 70 + ":15000"),  # no names of hosts
+    ],
+)
 def test_an_engine_that_is_not_there_is_an_error(mine: Mine, session: str) -> None:
     engine, at = mine.engine, mine.address
     assert engine.transfer_sync_write(session, at, at, 1) == -1

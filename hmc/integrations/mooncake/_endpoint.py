@@ -21,14 +21,15 @@ from hmc._core import ConnBuffer, Context, Peer
 from hmc.errors import HmcError, InvalidArgumentError, PeerLostError, ProtocolError, TransportError
 from hmc.integrations._shared import frames as wire
 from hmc.integrations._shared.hosts import host_addresses
-from hmc.integrations._shared.inbox import Receiver, send, send_later
+from hmc.integrations._shared.inbox import Receiver, send_later
 from hmc.integrations._shared.ranges import Ranges
+from hmc.integrations.mooncake import _arguments as arguments
 from hmc.integrations.mooncake import _catalogue
 from hmc.integrations.mooncake._registrations import Registrations
 from hmc.integrations.mooncake._session import REQUEST, Session
-from hmc.integrations.mooncake._types import UNREACHABLE, Refused, TransferNotify, logger
+from hmc.integrations.mooncake._types import INVALID_ARGUMENT, UNREACHABLE, Refused, TransferNotify, logger
 
-__all__ = ["Endpoint"]
+__all__ = ["Endpoint", "notification"]
 
 CONNECT_SECONDS = 10.0
 _PORTS = (15000, 17000)  # Mooncake's
@@ -87,7 +88,7 @@ def _split(name: str) -> tuple[str, int]:
 def _is_here(host: str) -> bool:
     try:
         found = {str(one[4][0]) for one in socket.getaddrinfo(host, None)}
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # UnicodeError: it is no name of a host
         raise PeerLostError(f"host {host!r} has no address: {error}") from error
     own = {one.strip("[]") for one in host_addresses()}
     return all(one in own or one.startswith("127.") or one in ("::1", "0.0.0.0", "::") for one in found)
@@ -96,6 +97,19 @@ def _is_here(host: str) -> bool:
 def _remove(link: Path, process: int) -> None:
     if os.getpid() == process:  # not a forked child
         link.unlink(missing_ok=True)
+
+
+def notification(notify: TransferNotify) -> bytes:
+    """A notification as bytes for notify(). Raises Refused where it cannot be sent, TypeError."""
+    try:
+        name = arguments.text("the name of a TransferNotify", notify.name).encode()
+        text = arguments.text("the message of a TransferNotify", notify.msg).encode()
+    except UnicodeError as error:
+        raise Refused(INVALID_ARGUMENT, f"a notification is text of Unicode: {error}") from error
+    message = _NOTIFY.pack(len(name)) + name + text
+    if len(message) > wire.MAX_MESSAGE:
+        raise Refused(INVALID_ARGUMENT, f"a notification of {len(message)} bytes; at most {wire.MAX_MESSAGE} can be sent")
+    return message
 
 
 class Endpoint:
@@ -148,11 +162,6 @@ class Endpoint:
             self._sessions = {key: one for key, one in self._sessions.items() if one.peer.alive}
             self._sessions[name] = made
         return made
-
-    def notify(self, session: Session, notify: TransferNotify) -> None:
-        """Sends a notification. Raises HmcError."""
-        name = notify.name.encode()
-        send(session.peer, wire.NOTIFY, _NOTIFY.pack(len(name)) + name + notify.msg.encode())
 
     def notifies(self) -> list[TransferNotify]:
         """The notifications since the last call, in order of arrival."""

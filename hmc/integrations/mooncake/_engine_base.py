@@ -62,12 +62,14 @@ class EngineBase:
                 INVALID_ARGUMENT,
                 f"metadata server {metadata_server!r}: HMC uses none. Pass {_HANDSHAKE!r} in every engine of the job",
             )
-        if self._endpoint is not None:
-            raise Refused(INVALID_ARGUMENT, "the engine is initialized already: make another TransferEngine")
-        self._seconds = _transfer_seconds()
-        self._endpoint = Endpoint()
-        self._process = os.getpid()
-        weakref.finalize(self, _end, self._endpoint.ctx)
+        with self._lock:
+            if self._endpoint is not None:
+                raise Refused(INVALID_ARGUMENT, "the engine is initialized already: make another TransferEngine")
+            self._seconds = _transfer_seconds()
+            endpoint = Endpoint()
+            weakref.finalize(self, _end, endpoint.ctx)
+            self._process = os.getpid()
+            self._endpoint = endpoint  # last: an interrupted call may be repeated
         return 0
 
     def initialize_ext(self, local_hostname: str, metadata_server: str, protocol: str, device_name: str, metadata_type: str) -> int:

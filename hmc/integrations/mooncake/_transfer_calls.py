@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from hmc.errors import HmcError
+from hmc.integrations._shared import frames as wire
+from hmc.integrations._shared.inbox import send
 from hmc.integrations.mooncake import _arguments as arguments
-from hmc.integrations.mooncake._endpoint import Endpoint
+from hmc.integrations.mooncake._endpoint import Endpoint, notification
 from hmc.integrations.mooncake._engine_base import EngineBase
 from hmc.integrations.mooncake._transfer import DONE, FAILED, PENDING, Transfer
 from hmc.integrations.mooncake._types import INVALID_ARGUMENT, Refused, TransferNotify, TransferOpcode, failing_with, logger
@@ -87,11 +89,12 @@ class SyncCalls(EngineBase):
         if notify is not None and not isinstance(notify, TransferNotify):
             raise TypeError(f"notify is a TransferNotify or None, not {type(notify).__name__}")
         endpoint = self._ready()
+        message = b"" if notify is None else notification(notify)
         transfer = self._post(endpoint, target, here, there, lengths, opcode, hint)
         if transfer.wait() != DONE:
             return INVALID_ARGUMENT
-        if notify is not None:  # not to a successor by that name, which has not got the bytes
-            endpoint.notify(transfer.session or endpoint.session(target), notify)
+        if message:  # not to a successor by that name, which has not got the bytes
+            send((transfer.session or endpoint.session(target)).peer, wire.NOTIFY, message)
         return 0
 
     def _post(self, endpoint: Endpoint, target: str, here: Any, there: Any, lengths: Any, opcode: Any, hint: str) -> Transfer:
