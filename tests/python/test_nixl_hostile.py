@@ -16,6 +16,7 @@ from nixl_process import SIZE, Mine, contents, this_process
 import hmc
 from hmc.integrations._shared import frames as wire
 from hmc.integrations._shared.errors import NotRegisteredError
+from hmc.integrations._shared.inbox import send
 from hmc.integrations._shared.ranges import Range, Ranges
 from hmc.integrations.nixl import _bindings as nixl
 from hmc.integrations.nixl import nixl_agent
@@ -81,6 +82,33 @@ def test_metadata_of_another_agent_is_refused_from_a_peer(mine: Mine, caplog: py
             time.sleep(0.001)
     assert mine.run(mine.transfer("READ", [(mine.address, SIZE, 0)], [(other.address, SIZE, 0)])) == "DONE"
     assert np.array_equal(mine.memory, contents(7))
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "unknown"])
+def test_metadata_of_another_process_of_the_name_is_refused_from_a_peer(mine: Mine, caplog: Any, known: bool) -> None:
+    real, liar = nixl_agent("same"), nixl_agent("same")
+    memory = np.zeros(4096, np.uint8)
+    real.register_memory([(memory.ctypes.data, memory.nbytes, 0, "")], "DRAM")
+    sent = Metadata.decode(real.get_agent_metadata())
+    if known:
+        mine.agent.add_remote_agent(real.get_agent_metadata())
+        (entry,) = sent.entries  # takes the place of the entry that is known
+        sent.entries[:] = [Entry(entry.kind, entry.address, entry.nbytes, entry.device, b"forged")]
+    liar.add_remote_agent(mine.agent.get_agent_metadata())
+    liar_peer = liar._links.remote("mine").peer
+    send(liar_peer, wire.METADATA, sent.encode())
+    send(liar_peer, wire.NOTIFY, b"sent later")
+    until = time.monotonic() + 20
+    while not mine.agent.get_new_notifs():
+        assert time.monotonic() < until
+    assert "another one of that name" in caplog.text
+    assert mine.agent.check_remote_metadata("same") == known
+    mine.agent.add_remote_agent(real.get_agent_metadata())
+    handle = mine.transfer("WRITE", [(mine.address, 4096, 0)], [(memory.ctypes.data, 4096, 0)], "same")
+    assert mine.run(handle) == "DONE"
+    assert np.array_equal(memory, mine.memory[:4096])
+    for agent in (real, liar):
+        agent._finalizer()
 
 
 def test_threads_that_add_an_agent_lose_no_registration(mine: Mine) -> None:

@@ -82,6 +82,8 @@ class Links:
         if peer is not None and peer.name != metadata.name:
             raise nixlMismatchError(f"agent {peer.name} sent metadata of agent {metadata.name}")
         known = self._current(metadata)
+        if peer is not None and not (_made_by(peer, metadata) and (known is None or known.peer == peer)):
+            raise nixlMismatchError(f"a process that is called {metadata.name} sent metadata of another one of that name")
         if known is None:
             made = Remote(metadata, peer or self._connect(metadata))
             made.add(metadata.entries)  # before any thread finds the agent
