@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import pickle
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from hmc.integrations._shared import frames as wire
 from hmc.integrations._shared.batches import _pieces
 from hmc.integrations._shared.errors import NotRegisteredError
-from hmc.integrations._shared.inbox import _Inlet
+from hmc.integrations._shared.inbox import Answers, _Inlet
 from hmc.integrations._shared.ranges import Range, Ranges
 from hmc.integrations.nixl import _bindings as nixl
 from hmc.integrations.nixl._descs import restore
@@ -215,6 +216,46 @@ def test_a_peer_that_sends_without_a_pause_does_not_hold_a_caller() -> None:
         inlet.drain()
     assert 5 <= len(got) <= 20
     assert got == [str(number).encode() for number in range(len(got))]
+
+
+class _Slow:
+    """A peer that takes one message each time it reads."""
+
+    def __init__(self) -> None:
+        self.name, self.alive = "slow", True
+        self.got: list[bytes] = []
+        self.unread: list[Any] = []
+
+    def _inotify(self, frame: bytes, timeout: None) -> Any:
+        self.got.append(frame[1:])
+        return SimpleNamespace(add_done_callback=self.unread.append)
+
+    def read(self) -> None:
+        self.unread.pop(0)(None)
+
+
+def test_a_peer_that_asks_and_does_not_read_holds_one_answer(caplog: pytest.LogCaptureFixture) -> None:
+    peer: Any = _Slow()
+
+    def answer(request: bytes) -> bytes:
+        if request == b"15":
+            raise ValueError("no such thing")
+        return b"to " + request
+
+    answers = Answers(answer, logging.getLogger("test"), most=8)
+    for number in range(20):
+        answers.ask(peer, b"%d" % number)
+    assert len(peer.got) == len(peer.unread) == 1
+    while peer.unread:
+        peer.read()
+    assert peer.got == [b"to %d" % number for number in (0, 12, 13, 14, 16, 17, 18, 19)]
+    assert "no such thing" in caplog.text
+    for _ in range(3):
+        answers.ask(peer, b"again")
+    peer.alive = False
+    peer.read()
+    assert not peer.unread
+    assert not answers._waiting
 
 
 @pytest.mark.parametrize("key", ["", "secret", "x" * 100])

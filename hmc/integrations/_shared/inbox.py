@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import threading
 import weakref
 from collections import deque
@@ -14,9 +15,10 @@ from hmc._core import Peer, Work
 from hmc.errors import HmcError
 from hmc.integrations._shared import frames as wire
 
-__all__ = ["Receiver", "frames_to_send", "send", "send_frames", "send_later"]
+__all__ = ["Answers", "Receiver", "frames_to_send", "send", "send_frames"]
 
 _SEND_SECONDS = 10.0
+_MOST_REQUESTS = 1024  # of a peer that wait for their answer
 _MOST_ROUNDS = 3  # of a drain. The second has all that had arrived when it began
 _TAKE = methodcaller("_take")
 
@@ -151,12 +153,48 @@ def send_frames(peer: Peer, unsent: list[bytes], works: list[Work]) -> None:
     works.extend(map(peer._inotify, map(unsent.pop, itertools.repeat(-1, len(unsent))), itertools.repeat(None)))
 
 
-def send_later(peer: Peer, kind: int, message: bytes) -> list[Work]:
-    """Sends a message without waiting. Raises HmcError."""
-    return [peer._inotify(frame, None) for frame in wire.frames(kind, message, next(_numbers))]
-
-
 def send(peer: Peer, kind: int, message: bytes) -> None:
     """Sends a message. Waits, at most 10 s, while the peer does not take thousands before it. Raises HmcError."""
     for frame in wire.frames(kind, message, next(_numbers)):
         peer.notify(frame, timeout=_SEND_SECONDS)
+
+
+class Answers:
+    """Answers requests of peers, those of a peer one after another, so that one that does not read holds one answer. Any thread."""
+
+    def __init__(self, answer: Callable[[bytes], bytes], logger: logging.Logger, most: int = _MOST_REQUESTS) -> None:
+        """``answer``: the answer to a request. ``most``: requests of a peer that wait; older ones are discarded."""
+        self._answer = answer
+        self._logger = logger
+        self._most = most
+        self._lock = threading.Lock()
+        self._waiting: dict[Peer, deque[bytes]] = {}  # behind an answer in flight
+
+    def ask(self, peer: Peer, request: bytes) -> None:
+        """Answers now or later, without waiting. The log says why an answer failed."""
+        with self._lock:
+            waiting = self._waiting.get(peer)
+            if waiting is not None:
+                waiting.append(request)
+                return
+            self._waiting[peer] = deque(maxlen=self._most)
+        self._run(peer, request)
+
+    def _run(self, peer: Peer, request: bytes | None) -> None:
+        while request is not None:
+            try:
+                works: list[Work] = []
+                send_frames(peer, frames_to_send(wire.METADATA, self._answer(request)), works)
+                works[-1].add_done_callback(lambda _: self._run(peer, self._next(peer)))
+                return
+            except Exception as error:  # a peer is not to end this thread
+                self._logger.error("a message of %s was ignored: %s", peer.name, error)
+            request = self._next(peer)
+
+    def _next(self, peer: Peer) -> bytes | None:
+        with self._lock:
+            waiting = self._waiting[peer]
+            if waiting and peer.alive:
+                return waiting.popleft()
+            del self._waiting[peer]
+            return None

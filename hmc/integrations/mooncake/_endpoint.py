@@ -21,7 +21,7 @@ from hmc._core import ConnBuffer, Context, Peer
 from hmc.errors import HmcError, InvalidArgumentError, PeerLostError, ProtocolError, TransportError
 from hmc.integrations._shared import frames as wire
 from hmc.integrations._shared.hosts import host_addresses
-from hmc.integrations._shared.inbox import Receiver, send_later
+from hmc.integrations._shared.inbox import Answers, Receiver
 from hmc.integrations._shared.ranges import Ranges
 from hmc.integrations.mooncake import _arguments as arguments
 from hmc.integrations.mooncake import _catalogue
@@ -123,6 +123,8 @@ class Endpoint:
         self._sessions: dict[str, Session] = {}
         # Known before the first engine asks.
         self._registered: Ranges[ConnBuffer] = Ranges(lambda: "this engine")
+        registered = self._registered
+        self._answers = Answers(lambda request: request + _catalogue.encode(registered.all()), logger)
         self._label = f"mooncake-{os.urandom(8).hex()}"
         self._keyed = bool(os.environ.get("HMC_JOB_KEY"))
         if self._keyed:
@@ -221,7 +223,7 @@ class Endpoint:
     def _control(self, peer: Peer, kind: int, message: bytes) -> None:
         try:
             if kind == wire.FETCH and len(message) == REQUEST.size:
-                send_later(peer, wire.METADATA, message + _catalogue.encode(self._registered.all()))
+                self._answers.ask(peer, message)
             elif kind == wire.METADATA:
                 with self._lock:
                     asked = [one for one in self._sessions.values() if one.peer == peer]

@@ -11,7 +11,7 @@ from hmc._core import Context, Descriptor, Peer
 from hmc.errors import HmcError, InvalidArgumentError
 from hmc.integrations._shared import frames as wire
 from hmc.integrations._shared.hosts import host_addresses, host_identity
-from hmc.integrations._shared.inbox import Receiver, send_later
+from hmc.integrations._shared.inbox import Answers, Receiver
 from hmc.integrations.nixl._errors import (
     nixlInvalidParamError,
     nixlMismatchError,
@@ -57,7 +57,7 @@ class Links:
             self.ctx = Context(name=name, on_joined=self.receiver.watch, **options)
         self.receiver.control = weakref.WeakMethod(self._control)
         self._name = name
-        self._describe = describe
+        self._answers = Answers(lambda _: describe(), logger, most=1)  # all are answered alike
         self._lock = threading.RLock()
         self._own_lock = threading.Lock()  # never taken where messages are handled: own() waits for their thread
         self._remotes: dict[str, Remote] = {}
@@ -174,7 +174,7 @@ class Links:
             if kind == wire.METADATA:
                 self.load(Metadata.decode(message), peer)
             elif kind == wire.FETCH:
-                send_later(peer, wire.METADATA, self._describe())
+                self._answers.ask(peer, b"")
             elif kind == wire.INVALIDATE and self.peer_of(peer.name) == peer:
                 self.remove(peer.name)
         except Exception as error:  # the sender is not to end this thread
