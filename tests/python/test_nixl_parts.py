@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import mmap
 import pickle
 from types import SimpleNamespace
 from typing import Any
@@ -10,10 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hmc.errors import TransportError
 from hmc.integrations._shared import frames as wire
+from hmc.integrations._shared import memory as shared_memory
 from hmc.integrations._shared.batches import _pieces
 from hmc.integrations._shared.errors import NotRegisteredError
 from hmc.integrations._shared.inbox import Answers, _Inlet
+from hmc.integrations._shared.memory import cpu_bytes
 from hmc.integrations._shared.ranges import Range, Ranges
 from hmc.integrations.nixl import _bindings as nixl
 from hmc.integrations.nixl._descs import restore
@@ -216,6 +221,29 @@ def test_a_peer_that_sends_without_a_pause_does_not_hold_a_caller() -> None:
         inlet.drain()
     assert 5 <= len(got) <= 20
     assert got == [str(number).encode() for number in range(len(got))]
+
+
+def test_memory_with_a_page_that_is_not_mapped_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    libc, page = ctypes.CDLL(None), mmap.PAGESIZE
+    libc.mmap.restype, libc.munmap.restype = ctypes.c_void_p, ctypes.c_int
+    libc.mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    libc.munmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+    start = libc.mmap(None, 16 * page, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, -1, 0)
+    assert libc.munmap(start + 9 * page, page) == 0
+    for part in (1 << 28, 4 * page, page):
+        monkeypatch.setattr(shared_memory, "_PART", part)
+        with pytest.raises(TransportError, match="not mapped as a whole"):
+            cpu_bytes(start, 16 * page)
+        with pytest.raises(TransportError):
+            cpu_bytes(start + 9 * page - 1, 2)
+        for address, nbytes in (
+            (start, 9 * page),
+            (start + 5, 9 * page - 5),
+            (start + 10 * page, 6 * page),
+            (start + 10 * page, 1),
+        ):
+            assert not cpu_bytes(address, nbytes).any()
+    assert libc.munmap(start, 9 * page) == libc.munmap(start + 10 * page, 6 * page) == 0
 
 
 class _Slow:

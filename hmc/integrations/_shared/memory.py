@@ -16,6 +16,7 @@ __all__ = ["close_buffers", "cpu_bytes", "device_bytes"]
 
 _CLOSE_SECONDS = 5.0
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+_PART = 1 << 28  # bytes that one call looks at
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p)
 
@@ -28,13 +29,17 @@ class device_bytes:
 
 
 def cpu_bytes(address: int, nbytes: int) -> Any:
-    """CPU memory by its address, as an array. Raises TransportError where it is not mapped."""
-    for at in (address, address + nbytes - 1):
+    """CPU memory by its address, as an array. Raises TransportError where some of it is not mapped."""
+    at, end = address - address % _PAGE, address + nbytes
+    states = ctypes.create_string_buffer(min(_PART, end - at) // _PAGE + 1)
+    while at < end:
+        part = min(_PART, end - at)
         # ctypes would take an address beyond 64 bits as one within.
-        if at >> 64 or _libc.mincore(at - at % _PAGE, _PAGE, ctypes.create_string_buffer(1)) != 0:
+        if end >> 64 or _libc.mincore(at, part, states) != 0:
             raise TransportError(
-                f"{nbytes} bytes at {address:#x} are not mapped in this process: {os.strerror(ctypes.get_errno())}"
+                f"{nbytes} bytes at {address:#x} are not mapped as a whole in this process: {os.strerror(ctypes.get_errno())}"
             )
+        at += part
     return np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(address))
 
 
