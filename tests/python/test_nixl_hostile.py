@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -349,3 +351,33 @@ def test_a_forked_child_gets_errors_of_nixl_and_the_agent_goes_on(mine: Mine) ->
     os.close(writing)
     assert mine.run(mine.transfer("READ", [(mine.address, SIZE, 0)], [(other.address, SIZE, 0)])) == "DONE"
     assert np.array_equal(mine.memory, contents(7))
+
+
+def test_locks_that_are_held_at_a_fork_do_not_hold_the_child(mine: Mine) -> None:
+    other = mine.start()
+    handle = mine.transfer("READ", [(mine.address, 8, 0)], [(other.address, 8, 0)])
+    (inlet, *_), request = mine.agent._links.receiver._inlets, handle.request()
+    held, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with inlet._lock, mine.agent._links.receiver._lock, request._lock:
+            held.set()
+            done.wait(60)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(20)
+    child = os.fork()
+    if child == 0:
+        try:
+            signal.alarm(20)
+            with contextlib.suppress(nixl.nixlRemoteDisconnectError):
+                mine.agent.get_new_notifs()
+                os._exit(1)
+            mine.agent.release_xfer_handle(handle)
+            os._exit(0)
+        finally:
+            os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    done.set()
+    thread.join(20)

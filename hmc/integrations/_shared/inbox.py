@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import os
 import threading
 import weakref
 from collections import deque
@@ -12,7 +13,7 @@ from operator import methodcaller
 from typing import Any
 
 from hmc._core import Peer, Work
-from hmc.errors import HmcError
+from hmc.errors import ClosedError, HmcError
 from hmc.integrations._shared import frames as wire
 
 __all__ = ["Answers", "Receiver", "frames_to_send", "send", "send_frames"]
@@ -89,6 +90,7 @@ class Receiver:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._process = os.getpid()
         self._early: list[Peer] | None = []  # until start()
         self._inlets: list[_Inlet] = []
         self._notifs: list[tuple[str, bytes]] = []
@@ -114,7 +116,12 @@ class Receiver:
         inlet.drain()  # also begins to wait
 
     def take(self) -> list[tuple[str, bytes]]:
-        """The notifications since the last call with the names of their senders, in order of arrival."""
+        """The notifications since the last call with the names of their senders, in order of arrival.
+
+        Raises ClosedError in a forked child.
+        """
+        if self._process != os.getpid():  # a thread of the parent may have held a lock when this process was made
+            raise ClosedError("notifications belong to the parent of a fork: make another agent or engine in this process")
         with self._lock:
             inlets = list(self._inlets)
         for inlet in inlets:

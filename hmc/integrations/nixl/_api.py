@@ -218,10 +218,12 @@ class _NotificationCalls(AgentBase):
     """Notifications."""
 
     def get_new_notifs(self, backends: list[str] = ALL) -> dict[str, list[bytes]]:
-        """The notifications that arrived since the last call, by agent, in order."""
+        """The notifications that arrived since the last call, by agent, in order. nixlRemoteDisconnectError in a forked child."""
         self._check_backends(backends)
         taken: dict[str, list[bytes]] = {}
-        for name, message in self._links.receiver.take():
+        with translated():
+            arrived = self._links.receiver.take()
+        for name, message in arrived:
             taken.setdefault(name, []).append(message)
         return taken
 

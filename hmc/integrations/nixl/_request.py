@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import threading
 import time
 from typing import Any
@@ -64,6 +65,7 @@ class Request:
         self._batches: list[BlockBatch] = []
         self._made_for: tuple[int, int] | None = None
         self._lock = threading.RLock()  # a handle may be collected, and so withdrawn, anywhere
+        self._process = os.getpid()
         self._works: list[Work] = []
         self._expected = 0  # the least number of works of a transfer whose post was not interrupted
         self._to_notify = b""  # what is to be sent once the works have ended; empty: nothing
@@ -114,7 +116,10 @@ class Request:
         """Stops the transfer; a post() on another thread, which waits for the remote agent, then raises nixlInvalidParamError.
 
         Raises nixlRepostActiveError where some of it is too late to stop: it ends by itself, as ERR.
+        Has no effect in a forked child.
         """
+        if self._process != os.getpid():  # a thread of the parent may have held the lock when this process was made
+            return
         with self._lock:
             if self._advance() != "PROC":
                 self._released = True
