@@ -64,7 +64,7 @@ def test_an_interrupted_transfer_is_an_error_or_notifies_once(sizes: tuple[int, 
         registered = other.register_memory([(theirs.ctypes.data, SIZE, 0, "")], "DRAM")
         mine.agent.add_remote_agent(other.get_agent_metadata())
         where = [(5000 * number, size) for number, size in enumerate(sizes)]
-        rows = [[(start + at, size, 0) for at, size in where] for start in (mine.address, theirs.ctypes.data)]
+        here, there = ([(start + at, size, 0) for at, size in where] for start in (mine.address, theirs.ctypes.data))
         got: list[bytes] = []
 
         def arrived(message: bytes) -> bool:
@@ -73,7 +73,7 @@ def test_an_interrupted_transfer_is_an_error_or_notifies_once(sizes: tuple[int, 
 
         for step in itertools.count():
             message = step.to_bytes(4, "little") + bytes(length)
-            handle = mine.transfer("WRITE", *rows, message=message)
+            handle = mine.transfer("WRITE", here, there, message=message)
             interrupted = signalled_at(step, within(_request, inbox), partial(mine.agent.transfer, handle))
             if handle.request().poll() in ("", "ERR"):
                 mine.run(handle, message)

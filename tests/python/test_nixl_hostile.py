@@ -141,7 +141,7 @@ def test_an_agent_is_known_with_its_registrations(mine: Mine, monkeypatch: pytes
 def test_threads_that_deregister_end_a_registration_each() -> None:
     ranges: Ranges[int] = Ranges(lambda: "nobody")
     rows = np.array([(1, 2, 0), (1, 2, 0)], np.uint64)
-    taken: list[int] = []
+    taken: list[Range[int]] = []
     for _ in range(200):
         ranges.replace([Range(DRAM, 1, 2, 0, holder) for holder in range(4)])
         taken.clear()

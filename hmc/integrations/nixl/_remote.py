@@ -17,11 +17,11 @@ class Remote:
     """One remote agent, between two calls of add_remote_agent that had to connect. Any thread."""
 
     def __init__(self, metadata: Metadata, peer: Peer) -> None:
-        self.name = metadata.name
+        self.name = name = metadata.name
         self.context = metadata.context
         self.peer = peer
         self.removed = False
-        self.ranges: Ranges[Importable] = Ranges(lambda: f"agent {metadata.name}, as far as its metadata says")
+        self.ranges: Ranges[Importable] = Ranges(lambda: f"agent {name}, as far as its metadata says")
         self._lock = threading.Lock()
 
     @property
