@@ -130,3 +130,16 @@ PAIRS = [
 def test_memory_of_simulated_vendors_moves_between_processes() -> None:
     done = run_program(DEVICES.replace("PAIRS", repr(PAIRS)), sys.executable, **hmc.testing.environment())
     assert (done.returncode, done.stdout) == (0, "moved\n"), done.stderr
+
+
+def test_the_plugin_of_sglang_extends_the_paths_once() -> None:
+    source = """
+import os, sys
+from hmc.integrations import sglang
+for _ in range(3):
+    sglang._stand_in()
+shims = sys.path[0]
+print(sys.path.count(shims), os.environ["PYTHONPATH"].split(os.pathsep).count(shims))
+"""
+    done = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, timeout=60, cwd="/", check=True)
+    assert done.stdout.split() == ["1", "1"]

@@ -53,6 +53,8 @@ def _stand_in() -> None:
     if found is not None and found is not engine:
         raise RuntimeError("mooncake.engine of Mooncake was imported before: the backend 'hmc' cannot stand in for it any more")
     if found is None:
-        os.environ["PYTHONPATH"] = environment(_DROP_IN)["PYTHONPATH"]
-        sys.path.insert(0, os.environ["PYTHONPATH"].split(os.pathsep)[0])
+        paths = environment(_DROP_IN)["PYTHONPATH"].split(os.pathsep)
+        os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))  # each once: this may be called again
+        if paths[0] not in sys.path[:1]:
+            sys.path.insert(0, paths[0])
         sys.modules.pop("mooncake", None)  # Mooncake's package, without its engine
