@@ -24,6 +24,11 @@ _AS_THEY_ARE = {
     *(torch.float64, torch.float32, torch.float16, torch.complex64, torch.complex128),
     *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8),
 }
+# Other types that HMC reduces.
+_BY_NAME = {
+    *(torch.bfloat16, torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2),
+    *(torch.uint16, torch.uint32, torch.uint64),
+}
 _OF_SIZE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _OF_COMPLEX = ("sum", "avg", "premul_sum")  # that are the same for real and imaginary parts
 
@@ -86,7 +91,7 @@ def reduction(tensor: torch.Tensor, opts: Any) -> tuple[str, Any, str | None]:
     elif kind == torch.bool:
         if op in _OF_BOOL:
             return _OF_BOOL[op], None, None
-    elif op is not None:
+    elif kind in _BY_NAME and op is not None:
         return op, factor, str(kind).removeprefix("torch.")
     raise UnsupportedError(f"no reduction {op.upper() if op else asked} of {kind}")
 

@@ -197,3 +197,25 @@ def test_a_receive_that_timed_out_takes_no_later_message(run_torch: Callable[...
         dist.destroy_process_group()
         """
     )
+
+
+def test_types_without_a_reduction_are_unsupported(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        rank, size = start()
+        for kind in (torch.float8_e8m0fnu, torch.bits8):
+            try:
+                dist.all_reduce(torch.empty(3, dtype=kind))
+            except hmc.UnsupportedError as error:
+                assert str(error) == f"no reduction SUM of {kind}", error
+            else:
+                raise SystemExit(f"{kind} was reduced")
+        try:
+            dist.all_gather([torch.eye(2).to_sparse()] * 2, torch.eye(2))
+        except hmc.UnsupportedError as error:
+            assert "torch.sparse_coo" in str(error), error
+        else:
+            raise SystemExit("a sparse tensor passed")
+        dist.destroy_process_group()
+        """
+    )
