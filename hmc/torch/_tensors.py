@@ -47,15 +47,21 @@ def one(items: Sequence[Item]) -> Item:
     return items[0]
 
 
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor itself, once a functional collective whose result it is has ended. UnsupportedError where it has no strides."""
+    if type(tensor) is not torch.Tensor and hasattr(tensor, "trigger_wait"):
+        tensor = tensor.trigger_wait()
+    if tensor.layout != torch.strided:
+        raise UnsupportedError(f"a tensor of layout {tensor.layout}; make it dense first")
+    return tensor
+
+
 def _detached(tensor: torch.Tensor) -> torch.Tensor:
     """A view without gradients, which keeps its memory where the tensor is given another one.
 
     Not NumPy's array of it: that would forbid for good that the tensor's storage is resized, as FSDP does to free parameters.
     """
-    if type(tensor) is not torch.Tensor and hasattr(tensor, "trigger_wait"):  # the result of a functional collective
-        tensor = tensor.trigger_wait()
-    if tensor.layout != torch.strided:
-        raise UnsupportedError(f"a tensor of layout {tensor.layout}; make it dense first")
+    tensor = _dense(tensor)
     if not tensor.is_contiguous():
         raise InvalidArgumentError("a tensor that is not contiguous; pass .contiguous()")
     if tensor.is_cpu:
@@ -107,20 +113,21 @@ class Packed:
     """A list of tensors as one array: the memory itself where they lie in it one after the other, else a copy."""
 
     def __init__(self, blocks: Tensors) -> None:
-        for block in blocks:
+        dense = [_dense(block) for block in blocks]
+        for block in dense:
             check_storage(block)
-        self.blocks = [block.detach() for block in blocks]
+        self.blocks = [block.detach() for block in dense]
         self.counts = [block.numel() for block in blocks]
         found = self._whole()
         self._copied = found is None
-        self.flat = blocks[0].new_empty(sum(self.counts)) if found is None else found
+        self.flat = self.blocks[0].new_empty(sum(self.counts)) if found is None else found
 
     def _whole(self) -> torch.Tensor | None:
         first = self.blocks[0]
         storage, at = first.untyped_storage().data_ptr(), first.storage_offset()
         for block, count in zip(self.blocks, self.counts, strict=True):
             same = block.dtype == first.dtype and block.is_contiguous() and block.untyped_storage().data_ptr() == storage
-            if not same or block.storage_offset() != at:
+            if not same or block.storage_offset() != at or block.is_conj() or block.is_neg():  # memory without the values it shows
                 return None
             at += count
         return first.as_strided((sum(self.counts),), (1,))

@@ -199,6 +199,43 @@ def test_a_receive_that_timed_out_takes_no_later_message(run_torch: Callable[...
     )
 
 
+def test_lists_take_results_of_functional_collectives(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        import torch.distributed._functional_collectives as functional
+        rank, size = start()
+        pending = lambda: functional.all_reduce(torch.full((2,), rank + 1.0), "sum", dist.group.WORLD)
+        dist.reduce_scatter(out := torch.zeros(2), [pending(), pending()])
+        assert out.tolist() == [6, 6], out
+        outs = [torch.zeros(2), torch.zeros(2)]
+        dist.all_to_all(outs, [pending(), pending()])
+        assert [out.tolist() for out in outs] == [[3, 3]] * 2, outs
+        outs = [pending(), pending()]
+        dist.all_gather(outs, torch.full((2,), float(rank)))
+        assert [out.tolist() for out in outs] == [[0, 0], [1, 1]], outs
+        ins = [pending(), pending()]
+        dist.scatter(out.zero_(), ins if rank == 0 else None, 0)
+        assert out.tolist() == [3, 3], out
+        dist.destroy_process_group()
+        """
+    )
+
+
+def test_lists_take_conjugated_parts_of_one_storage(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        rank, size = start()
+        whole = torch.full((4,), 1 + 2j)
+        dist.reduce_scatter(out := torch.zeros(2, dtype=torch.complex64), [whole[:2], whole[2:].conj()])
+        assert out.tolist() == [[2 + 4j, 2 - 4j][rank]] * 2, out
+        ins, outs = [whole[:2].conj().imag, whole[2:].conj().imag], [torch.zeros(2), torch.zeros(2)]
+        dist.all_to_all(outs, ins)
+        assert [out.tolist() for out in outs] == [[-2, -2]] * 2, outs
+        dist.destroy_process_group()
+        """
+    )
+
+
 def test_types_without_a_reduction_are_unsupported(run_torch: Callable[..., list[str]]) -> None:
     run_torch(
         """
