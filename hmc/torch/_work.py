@@ -80,8 +80,19 @@ class HmcWork(dist.Work):  # type: ignore[misc]
         self.block: Block | None = None
 
     def wait(self, timeout: timedelta | None = None) -> bool:
-        seconds = timeout.total_seconds() if timeout else self._seconds
-        hmc.wait_all(self._works, seconds) if len(self._works) != 1 else self._works[0].wait(seconds)
+        try:
+            self._wait_for_works(timeout.total_seconds() if timeout else self._seconds)
+        except hmc.HmcTimeoutError:
+            if timeout:  # its caller may wait again
+                raise
+            if not self._all_done():
+                if self._error() is not None:
+                    raise
+                if self._withdraw():
+                    raise hmc.HmcTimeoutError(self._withdrawn()) from None
+                if not self._all_done():
+                    raise
+            self._wait_for_works(self._seconds)  # complete just now
         error = self._own_error()
         if error is not None:
             raise error
@@ -95,7 +106,7 @@ class HmcWork(dist.Work):  # type: ignore[misc]
         self.wait()
 
     def is_completed(self) -> bool:
-        if not all(work.done for work in self._works):
+        if not self._all_done():
             return False
         if self._error() is None:
             self._finish_once()
@@ -132,11 +143,21 @@ class HmcWork(dist.Work):  # type: ignore[misc]
             error = work.error()
             if error is not None:
                 return error
-        return self._own_error() if all(work.done for work in self._works) else None
+        return self._own_error() if self._all_done() else None
+
+    def _all_done(self) -> bool:
+        return all(work.done for work in self._works)
+
+    def _wait_for_works(self, seconds: float) -> None:
+        hmc.wait_all(self._works, seconds) if len(self._works) != 1 else self._works[0].wait(seconds)
 
     def _withdraw(self) -> bool:
-        """At the group's timeout. False where it stays in flight, or has ended."""
+        """Cancel receives, at the group's timeout. False where none was cancelled: the call stays in flight, or has ended."""
         return False
+
+    def _withdrawn(self) -> str:
+        """The error of a call that was withdrawn."""
+        raise NotImplementedError
 
     def _finish_once(self) -> None:
         if self._finishing is None:
@@ -162,8 +183,9 @@ class HmcWork(dist.Work):  # type: ignore[misc]
                 run_soon(over.set_result, None)
 
         def give_up() -> None:
-            self._withdraw()
-            over.set_result(hmc.HmcTimeoutError(f"not complete after {self._seconds:g} s"))
+            # Complete just now: a message that has arrived is not lost.
+            in_time = not self._withdraw() and self._all_done()
+            over.set_result(None if in_time else hmc.HmcTimeoutError(f"not complete after {self._seconds:g} s"))
 
         def too_late() -> None:
             run_soon(give_up)
@@ -198,28 +220,17 @@ class ReceiveWork(HmcWork):
 
     asked: tuple[int, int]  # rank and tag
 
-    def wait(self, timeout: timedelta | None = None) -> bool:
-        try:
-            return super().wait(timeout)
-        except hmc.HmcTimeoutError:
-            if timeout:  # its caller may wait again
-                raise
-            if not self._withdraw():
-                if self._works[0].done:  # just now
-                    return super().wait()
-                raise
-        source, tag = self.asked
-        rank = "any rank" if source == hmc.ANY_SOURCE else f"rank {source}"
-        raise hmc.HmcTimeoutError(
-            f"recv: no message from {rank} with tag {tag} came within {self._seconds:g} s; the receive was withdrawn"
-        )
-
     def _withdraw(self) -> bool:
         try:
             self._works[0].cancel()
         except hmc.HmcError:
             return False
         return True
+
+    def _withdrawn(self) -> str:
+        source, tag = self.asked
+        rank = "any rank" if source == hmc.ANY_SOURCE else f"rank {source}"
+        return f"recv: no message from {rank} with tag {tag} came within {self._seconds:g} s; the receive was withdrawn"
 
     def _own_error(self) -> Exception | None:
         tensor, info = self._tensors[0], self._works[0].info
@@ -240,6 +251,12 @@ class JoinedWork(HmcWork):
         tensors = [tensor for part in parts for tensor in part._tensors]
         super().__init__(works, tensors, seconds)
         self._parts = parts
+
+    def _withdraw(self) -> bool:
+        return sum(part._withdraw() for part in self._parts) > 0
+
+    def _withdrawn(self) -> str:
+        return f"coalesced calls: not complete within {self._seconds:g} s; receives without a message were withdrawn"
 
     def _finish_once(self) -> None:
         for part in self._parts:

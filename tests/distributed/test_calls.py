@@ -349,3 +349,32 @@ def test_functional_collectives(run_torch: Callable[..., list[str]]) -> None:
         dist.destroy_process_group()
         """
     )
+
+
+def test_coalesced_receives_are_withdrawn_at_the_groups_timeout(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        from datetime import timedelta
+        rank, size = start()
+        group, store, cpu = dist.group.WORLD, dist.distributed_c10d._get_default_store(), torch.device("cpu")
+        if rank == 0:
+            group.set_timeout(timedelta(seconds=0.2))
+            with dist._coalescing_manager(device=cpu, async_ops=True) as manager:
+                dist.irecv(late := torch.zeros(2), 1, tag=3)
+            try:
+                manager.wait()
+            except hmc.HmcTimeoutError as error:
+                assert "not complete within 0.2 s; receives without a message were withdrawn" in str(error), error
+            else:
+                raise SystemExit("no timeout")
+            group.set_timeout(timedelta(seconds=60))
+            store.set("timed out", "yes")
+            dist.recv(got := torch.zeros(2), 1, tag=3)
+            assert got.tolist() == [7, 7] and late.tolist() == [0, 0], (got, late)
+        else:
+            store.wait(["timed out"], timedelta(seconds=60))
+            dist.send(torch.full((2,), 7.0), 0, tag=3)
+        dist.barrier()
+        dist.destroy_process_group()
+        """
+    )

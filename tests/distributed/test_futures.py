@@ -160,3 +160,29 @@ assert pending.wait()[0].tolist() == [2, 2, 2]
         ranks=1,
         deadline=90,
     )
+
+
+def test_a_message_just_after_the_deadline_is_not_lost(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        GROUPS
+        + """
+import hmc.torch._work
+import time
+held, run_soon = [], hmc.torch._work.run_soon
+hmc.torch._work.run_soon = lambda *task: held.append(task)
+group = group_of_one(timedelta(seconds=0.1))
+work = group.recv([torch.zeros(3)], 0, 1)
+future = work.get_future()
+while not held:
+    time.sleep(0.001)
+group.set_timeout(timedelta(seconds=60))
+group.send([torch.full((3,), 2.0)], 0, 1).wait()
+work._works[0].wait(60)
+hmc.torch._work.run_soon = run_soon
+for task in held:
+    run_soon(*task)
+assert future.wait()[0].tolist() == [2, 2, 2]
+""",
+        ranks=1,
+        deadline=90,
+    )
