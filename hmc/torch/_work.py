@@ -14,13 +14,14 @@ import torch.distributed as dist
 import hmc
 from hmc.torch._callbacks import deadlines, run_soon
 
-_making_futures = threading.Lock()
+# Reentrant: the handler of a signal may make a future while its thread makes one.
+_making_futures = threading.RLock()
 
 
 def _start_anew() -> None:
     """In a forked child: the lock may have been held at the fork."""
     global _making_futures
-    _making_futures = threading.Lock()
+    _making_futures = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_start_anew)

@@ -186,3 +186,27 @@ assert future.wait()[0].tolist() == [2, 2, 2]
         ranks=1,
         deadline=90,
     )
+
+
+def test_a_signal_handler_may_make_a_future_while_one_is_made(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        GROUPS
+        + """
+import signal
+from hmc.torch._callbacks import deadlines
+group, found = group_of_one(), []
+opts = dist.AllreduceOptions()
+opts.asyncOp = True
+reduced = lambda: group.allreduce([torch.ones(3)], opts).get_future().wait()[0].tolist()
+signal.signal(signal.SIGUSR1, lambda *_: found.append(reduced()))
+add = deadlines.add
+def add_and_interrupt(*arguments):
+    deadlines.add = add
+    signal.raise_signal(signal.SIGUSR1)
+    return add(*arguments)
+deadlines.add = add_and_interrupt
+assert reduced() == [1, 1, 1] and found == [[1, 1, 1]], found
+""",
+        ranks=1,
+        deadline=90,
+    )
