@@ -110,9 +110,12 @@ class Deadlines:
     def _watch(self) -> None:
         while True:
             with self._changed:
-                for queue in self._queues.values():
+                for seconds, queue in list(self._queues.items()):
                     _drop_closed(queue)
-                first = min((queue[0] for queue in self._queues.values() if queue), key=lambda one: one.when, default=None)
+                    if not queue:
+                        del self._queues[seconds]
+                        self._swept.pop(seconds, None)
+                first = min((queue[0] for queue in self._queues.values()), key=lambda one: one.when, default=None)
                 wait = None if first is None else first.when - time.monotonic()
                 if wait is None or wait > 0:
                     self._changed.wait(None if wait is None else min(wait, LONGEST_WAIT))

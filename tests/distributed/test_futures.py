@@ -210,3 +210,20 @@ assert reduced() == [1, 1, 1] and found == [[1, 1, 1]], found
         ranks=1,
         deadline=90,
     )
+
+
+def test_lengths_of_deadlines_are_dropped_with_the_last_one(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        import time
+        from hmc.torch._callbacks import deadlines
+        for at in range(1000):
+            deadlines.add(3600 + at / 1000, lambda: None).stop()
+        until = time.monotonic() + 60
+        while len(deadlines._queues) > 1:
+            assert time.monotonic() < until, len(deadlines._queues)
+            deadlines.add(3600, lambda: None).stop()
+            time.sleep(0.001)
+        """,
+        ranks=1,
+    )
