@@ -2,28 +2,95 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 __all__ = ["deadlines", "run_soon"]
 
-# What hangs on a future may wait for another one, and that for a third. The pool starts a thread only when none is idle, so the
-# limit is there for programs that wait without end.
+# What hangs on a future may wait for another one, and that for a third. A thread is started only when none is idle, so the limit
+# is there for programs that wait without end.
 MOST_THREADS = 4096
+# Seconds that running tasks get when the interpreter exits, as callbacks of HMC do.
+LONGEST_EXIT = 5.0
 # threading refuses waits longer than threading.TIMEOUT_MAX.
 LONGEST_WAIT = 3600.0
 
 
-def _make_pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(MOST_THREADS, "hmc-torch-future")
+class Threads:
+    """Threads that run tasks. They are daemons: a task that waits for another process does not keep this one from exiting."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._tasks: deque[Callable[[], object]] = deque()
+        self._started = 0
+        self._idle = 0
+        self._running = 0  # tasks
+        self._ended = False
+
+    def run(self, task: Callable[[], object]) -> None:
+        """Run a task, on this thread where the system refuses one. Once end() was called, discard it."""
+        with self._changed:
+            if self._ended:
+                return
+            self._tasks.append(task)
+            if self._idle >= len(self._tasks) or self._started == MOST_THREADS:
+                self._changed.notify()
+                return
+            try:
+                threading.Thread(target=self._work, name=f"hmc-torch-future_{self._started}", daemon=True).start()
+            except BaseException as error:
+                self._tasks.remove(task)
+                if not isinstance(error, RuntimeError):
+                    raise
+                if "shutdown" in str(error):  # of the interpreter
+                    return
+                self._running += 1
+            else:
+                self._started += 1
+                return
+        self._run(task)
+
+    def end(self) -> None:
+        """Discard later tasks and wait for the others. For the end of the interpreter."""
+        with self._changed:
+            self._ended = True
+            self._changed.wait_for(lambda: not self._tasks and self._running == 0, LONGEST_EXIT)
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._idle += 1
+                self._changed.wait_for(lambda: self._tasks)
+                self._idle -= 1
+                task = self._tasks.popleft()
+                self._running += 1
+            with contextlib.suppress(BaseException):
+                self._run(task)
+            del task  # and what it refers to, before the thread is idle
+
+    def _run(self, task: Callable[[], object]) -> None:
+        try:
+            with contextlib.suppress(Exception):
+                task()
+        finally:
+            with self._changed:
+                self._running -= 1
+                if self._ended:
+                    self._changed.notify_all()
 
 
-_pool = _make_pool()
+_threads = Threads()
+
+
+@atexit.register
+def _end() -> None:
+    _threads.end()
 
 
 class Once:
@@ -65,15 +132,7 @@ def run_soon(function: Callable[..., object], *arguments: object) -> None:
 
     Exceptions of the function are discarded. Once the interpreter ends, the function is not run.
     """
-    task = Once(partial(function, *arguments))
-    try:
-        _pool.submit(task.run)
-    except RuntimeError as error:
-        if "shutdown" in str(error):  # of the pool or of the interpreter
-            return
-        # The pool keeps the task until it has a thread, which may be never.
-        with contextlib.suppress(Exception):
-            task.run()
+    _threads.run(partial(function, *arguments))
 
 
 class Deadlines:
@@ -136,8 +195,8 @@ deadlines = Deadlines()
 
 def _start_anew() -> None:
     """In a forked child: it has none of the parent's threads, and locks may have been held at the fork."""
-    global _pool
-    _pool = _make_pool()
+    global _threads
+    _threads = Threads()
     deadlines.reset()
 
 

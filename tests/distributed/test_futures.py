@@ -227,3 +227,48 @@ def test_lengths_of_deadlines_are_dropped_with_the_last_one(run_torch: Callable[
         """,
         ranks=1,
     )
+
+
+def test_an_exit_does_not_wait_for_a_callback_that_waits_for_others(run_torch: Callable[..., list[str]]) -> None:
+    """Whose group's timeout is far away."""
+    run_torch(
+        """
+        import threading
+        rank, size = start()
+        store, waits = dist.distributed_c10d._get_default_store(), threading.Event()
+        def callback(future):
+            waits.set()
+            dist.recv(torch.empty(3), 1 - rank)
+        if rank == 1:
+            store.wait(["has its callback"])
+            dist.send(torch.ones(3), 0, tag=1)
+            try:
+                dist.recv(torch.empty(3), 0)
+            except (hmc.PeerLostError, hmc.ClosedError):
+                sys.exit(0)
+            raise SystemExit("rank 0 sent nothing")
+        pending = dist.irecv(torch.empty(3), 1, tag=1).get_future().then(callback)
+        store.set("has its callback", "yes")
+        assert waits.wait(60)
+        """,
+        deadline=60,
+    )
+
+
+def test_a_callback_that_runs_at_the_exit_ends(run_torch: Callable[..., list[str]]) -> None:
+    said = run_torch(
+        GROUPS
+        + """
+import time
+group, runs = group_of_one(), threading.Event()
+def callback(future):
+    runs.set()
+    time.sleep(0.3)
+    print("it ended", flush=True)
+pending = group.recv([torch.empty(3)], 0, 1).get_future().then(callback)
+group.send([torch.ones(3)], 0, 1).wait()
+assert runs.wait(60)
+""",
+        ranks=1,
+    )
+    assert "it ended" in said[0]
