@@ -193,5 +193,5 @@ def elements(tensor: torch.Tensor, splits: Sequence[int], size: int) -> list[int
 
 
 def check_tag(tag: int) -> None:
-    if tag < 0:  # HMC's -1 is any
-        raise InvalidArgumentError(f"tag {tag}; tags are not negative")
+    if not 0 <= tag < 1 << 31:  # HMC's -1 is any; those above torch's 31 bits are of this package
+        raise InvalidArgumentError(f"tag {tag}; tags are from 0 to 2**31 - 1")

@@ -145,12 +145,13 @@ def test_tensors_that_cannot_be(run_torch: Callable[..., list[str]]) -> None:
             else:
                 raise SystemExit(f"call {at} passed")
         for call in (dist.send, dist.recv):
-            try:
-                call(torch.ones(3), 1 - rank, tag=-1)
-            except ValueError:
-                pass
-            else:
-                raise SystemExit("a negative tag passed")
+            for tag in (-1, 1 << 40):  # the second is of monitored_barrier()
+                try:
+                    call(torch.ones(3), 1 - rank, tag=tag)
+                except ValueError as error:
+                    assert f"tag {tag}" in str(error), error
+                else:
+                    raise SystemExit(f"tag {tag} passed")
         parameter = torch.nn.Parameter(torch.full((3,), float(rank)))
         dist.broadcast(parameter, 1)
         assert parameter.tolist() == [1, 1, 1]
