@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 import hmc
 from hmc.torch._meeting import leave
-from hmc.torch._shared import Shared
+from hmc.torch._shared import Shared, bounded
 from hmc.torch._tensors import (
     Packed,
     Tensors,
@@ -58,7 +58,7 @@ class Calls:
         return "hmc"
 
     def set_timeout(self, timeout: timedelta) -> None:
-        self._shared.seconds = timeout.total_seconds()
+        self._shared.seconds = bounded(timeout).total_seconds()
 
     def shutdown(self) -> None:
         leave(self.communicator)

@@ -12,6 +12,7 @@ import torch.distributed as dist
 from hmc.errors import UnsupportedError
 from hmc.torch._calls import Calls
 from hmc.torch._native import Native
+from hmc.torch._shared import bounded
 
 # Collectives by the name before torch 2.14, where that differs.
 _COLLECTIVES = {
@@ -79,7 +80,7 @@ class DelegatingCalls(Calls):
 
     def set_timeout(self, timeout: timedelta) -> None:
         super().set_timeout(timeout)
-        self._native.set_timeout(timeout)
+        self._native.set_timeout(bounded(timeout))
 
     def shutdown(self) -> None:
         self._native.close(abort=False)

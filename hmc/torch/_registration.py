@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
 
 from hmc.torch._group import HmcProcessGroup
 from hmc.torch._meeting import meet
+from hmc.torch._shared import bounded
 from hmc.torch._tensors import device_types
 
 NAME = "hmc"
-# Longer timeouts overflow in torch's stores and in threading.
-LONGEST = timedelta(days=10_000)
 
 
 def register() -> None:
@@ -24,9 +22,7 @@ def register() -> None:
 
 
 def _create(options: Any, _: Any) -> HmcProcessGroup:
-    timeout = options.timeout
-    # torch counts microseconds in 64 bits: timedelta.max arrives as a negative time.
-    timeout = LONGEST if timeout < timedelta(0) else min(timeout, LONGEST)
+    timeout = bounded(options.timeout)
     place = options.group_rank, options.group_size
     communicator = meet(options.store, *place, timeout.total_seconds(), options.global_ranks_in_group)
     return HmcProcessGroup(communicator, timeout, options.store)

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import timedelta
 
 import hmc
 from hmc.torch._barrier import MonitoredBarrier
+
+# Longer timeouts overflow in torch's stores and in threading.
+LONGEST = timedelta(days=10_000)
+
+
+def bounded(timeout: timedelta) -> timedelta:
+    """The timeout, at most LONGEST. torch counts microseconds in 64 bits: timedelta.max arrives as a negative time."""
+    return LONGEST if timeout < timedelta(0) else min(timeout, LONGEST)
 
 
 @dataclass

@@ -306,3 +306,20 @@ dist.destroy_process_group()
 """,
         imports=IMPORTS,
     )
+
+
+def test_a_timeout_beyond_all_clocks_leaves_the_library(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        prelude()
+        + """
+rank, size = start()
+group = dist.group.WORLD
+for _ in range(2):  # before the library's group is made, and after
+    group.set_timeout(timedelta.max)
+    dist.all_reduce(x := torch.ones(3))
+    assert x.tolist() == [size] * 3
+assert taken == ["allreduce"] * 2, taken
+dist.destroy_process_group()
+""",
+        imports=IMPORTS,
+    )
