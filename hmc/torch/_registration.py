@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import torch.distributed as dist
 
+import hmc
 from hmc.torch._group import HmcProcessGroup
-from hmc.torch._meeting import meet
+from hmc.torch._meeting import leave, meet
 from hmc.torch._shared import bounded
 from hmc.torch._tensors import device_types
 
@@ -25,4 +27,10 @@ def _create(options: Any, _: Any) -> HmcProcessGroup:
     timeout = bounded(options.timeout)
     place = options.group_rank, options.group_size
     communicator = meet(options.store, *place, timeout.total_seconds(), options.global_ranks_in_group)
-    return HmcProcessGroup(communicator, timeout, options.store)
+    try:
+        return HmcProcessGroup(communicator, timeout, options.store)
+    except BaseException:
+        leave(communicator)
+        with contextlib.suppress(hmc.HmcError):
+            communicator.close(timeout=0)
+        raise

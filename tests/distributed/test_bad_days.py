@@ -349,3 +349,28 @@ def test_splits_on_one_rank_only(run_torch: Callable[..., list[str]]) -> None:
         assert out.tolist() == [2 * rank, 2 * rank + 1, 10 + 2 * rank, 11 + 2 * rank]
         """
     )
+
+
+def test_a_group_that_cannot_be_made_leaves_no_communicator(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        from hmc.torch import _meeting, _registration
+        made, own = [], _registration.HmcProcessGroup
+        def fails(communicator, *arguments):
+            made.append(communicator)
+            raise KeyboardInterrupt
+        _registration.HmcProcessGroup = fails
+        try:
+            start()
+        except KeyboardInterrupt:
+            pass
+        assert _meeting._home is None
+        try:
+            made[0].isend(b"1", 0)
+        except hmc.ClosedError:
+            pass
+        else:
+            raise SystemExit("it is open")
+        """,
+        ranks=1,
+    )
