@@ -232,14 +232,14 @@ class Calls:
 
     # ---- messages ----
 
-    def send(self, tensors: Tensors, dst: int, tag: int = 0) -> dist.Work:
+    def send(self, tensors: Tensors, dstRank: int, tag: int = 0) -> dist.Work:
         check_tag(tag)
-        return self._work([self.communicator.isend(bare(one(tensors)), dst, tag)], tensors, None)
+        return self._work([self.communicator.isend(bare(one(tensors)), dstRank, tag)], tensors, None)
 
-    def recv(self, tensors: Tensors, src: int, tag: int = 0) -> dist.Work:
+    def recv(self, tensors: Tensors, srcRank: int, tag: int = 0) -> dist.Work:
         check_tag(tag)
-        work = self._work([self.communicator.irecv(bare(one(tensors)), src, tag)], tensors, None, kind=ReceiveWork)
-        work.asked = src, tag
+        work = self._work([self.communicator.irecv(bare(one(tensors)), srcRank, tag)], tensors, None, kind=ReceiveWork)
+        work.asked = srcRank, tag
         return work
 
     def recv_anysource(self, tensors: Tensors, tag: int = 0) -> dist.Work:

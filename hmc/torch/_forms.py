@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 import torch
@@ -12,9 +13,10 @@ _Names = tuple[str, ...]
 
 
 class _Call(NamedTuple):
-    tensors: tuple[_Names, ...]  # of each argument with tensors, its names in torch's forms
+    tensors: tuple[_Names, ...]  # of each argument that a call must have, its names in torch's forms
     options: type
     plain: dict[str, str]  # arguments in place of options, in order: the options' attribute of each
+    lists: bool = True  # of tensors, for which single ones may stand
 
 
 _OP, _ROOT, _TIMEOUT = {"op": "reduceOp"}, {"root": "rootRank"}, {"timeout": "timeout"}
@@ -27,6 +29,16 @@ _CALLS = {
     "gather": _Call((("output_tensors",), ("input_tensors", "input_tensor")), c10d.GatherOptions, _ROOT | _TIMEOUT),
     "scatter": _Call((("output_tensors", "output_tensor"), ("input_tensors",)), c10d.ScatterOptions, _ROOT | _TIMEOUT),
     "barrier": _Call((), c10d.BarrierOptions, _TIMEOUT),
+    "allreduce_coalesced": _Call((("tensors",),), c10d.AllreduceCoalescedOptions, {}, False),
+    "allgather_coalesced": _Call((("output_lists",), ("input_list",)), c10d.AllgatherOptions, {}, False),
+    "allgather_into_tensor_coalesced": _Call((("outputs",), ("inputs",)), c10d.AllgatherOptions, {}, False),
+    "reduce_scatter_tensor_coalesced": _Call((("outputs",), ("inputs",)), c10d.ReduceScatterOptions, {}, False),
+    "_allgather_base": _Call((("output",), ("input",)), c10d.AllgatherOptions, {}, False),
+    "_reduce_scatter_base": _Call((("outputTensor",), ("inputTensor",)), c10d.ReduceScatterOptions, {}, False),
+    "alltoall": _Call((("output_tensors",), ("input_tensors",)), c10d.AllToAllOptions, {}, False),
+    "alltoall_base": _Call(
+        (("output",), ("input",), ("output_split_sizes",), ("input_split_sizes",)), c10d.AllToAllOptions, _TIMEOUT, False
+    ),
 }
 
 
@@ -38,7 +50,7 @@ def _with_options(name: str, call: _Call, arguments: tuple[Any, ...], named: dic
         if not left and not known:
             raise TypeError(f"{name}() has no argument {' or '.join(map(repr, names))}")
         given.append(left.pop(0) if left else named.pop(known[0]))
-    if any(isinstance(each, torch.Tensor) for each in given):
+    if call.lists and any(isinstance(each, torch.Tensor) for each in given):
         given = [[each] for each in given]
     options = left.pop(0) if left and isinstance(left[0], call.options) else named.pop("opts", None)
     if options is None:
@@ -57,8 +69,10 @@ def _with_options(name: str, call: _Call, arguments: tuple[Any, ...], named: dic
 def _in_every_form(name: str, call: _Call, own: Any) -> Any:
     @functools.wraps(own)
     def method(self: Any, *arguments: Any, **named: Any) -> Any:
-        if arguments and not named and isinstance(arguments[-1], call.options):
-            return own(self, *arguments)
+        if arguments and not named:
+            last = arguments[-1]
+            if isinstance(last, call.options) or not (call.lists or isinstance(last, timedelta)):
+                return own(self, *arguments)
         return own(self, *_with_options(name, call, arguments, named))
 
     return method

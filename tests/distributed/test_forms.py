@@ -54,3 +54,43 @@ def test_calls_of_a_group_take_single_tensors_and_plain_arguments(run_torch: Cal
         dist.destroy_process_group()
         """
     )
+
+
+def test_all_calls_of_a_group_take_the_keywords_of_torch(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        """
+        from datetime import timedelta
+        rank, size = start()
+        group, minute = dist.group.WORLD, timedelta(minutes=1)
+        mine, whole = torch.full((2,), float(rank)), torch.empty(4)
+        group._allgather_base(output=whole, input=mine).wait()
+        assert whole.tolist() == [0, 0, 1, 1]
+        group.allgather_into_tensor_coalesced(outputs=[whole.zero_()], inputs=[mine]).wait()
+        assert whole.tolist() == [0, 0, 1, 1]
+        outs = [torch.empty(2) for _ in range(size)]
+        group.allgather_coalesced(output_lists=[[out] for out in outs], input_list=[mine]).wait()
+        assert [out.tolist() for out in outs] == [[0, 0], [1, 1]]
+        group._reduce_scatter_base(outputTensor=(out := torch.empty(2)), inputTensor=whole).wait()
+        assert out.tolist() == [2 * rank] * 2
+        group.reduce_scatter_tensor_coalesced(outputs=[out.zero_()], inputs=[whole]).wait()
+        assert out.tolist() == [2 * rank] * 2
+        group.allreduce_coalesced(tensors=[one := torch.ones(3)]).wait()
+        assert one.tolist() == [2] * 3
+        group.alltoall(output_tensors=outs, input_tensors=[mine, mine + 5]).wait()
+        assert [out.tolist() for out in outs] == [[5 * rank] * 2, [1 + 5 * rank] * 2]
+        splits = {"output_split_sizes": [], "input_split_sizes": []}
+        for call in (
+            lambda: group.alltoall_base(output=whole, input=torch.arange(4.0), **splits),
+            lambda: group.alltoall_base(whole, torch.arange(4.0), [], [], minute),
+            lambda: group.alltoall_base(whole, torch.arange(4.0), **splits, timeout=minute),
+        ):
+            whole.zero_()
+            call().wait()
+            assert whole.tolist() == [2 * rank, 2 * rank + 1] * 2
+        works = [group.send(tensors=[mine], dstRank=1 - rank, tag=3), group.recv(tensors=[out], srcRank=1 - rank, tag=3)]
+        for work in works:
+            work.wait()
+        assert out.tolist() == [1 - rank] * 2
+        dist.destroy_process_group()
+        """
+    )
