@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hmc._arguments import flag, whole
+from hmc._arguments import flag, text, whole
 
 __all__ = ["LIBRARIES", "VENDORS", "environment", "library"]
 
@@ -42,9 +42,10 @@ def library(vendor: str) -> str:
 
     Raises:
         ValueError: no such vendor.
+        TypeError: not a str.
         FileNotFoundError: this installation was built without the simulated vendors.
     """
-    if vendor not in VENDORS:
+    if text("vendor", vendor) not in VENDORS:
         raise ValueError(f"{vendor!r} is not a vendor that can be simulated; these are: {', '.join(VENDORS)}")
     path = Path(__file__).parent / f"libhmcsim_{vendor}.so"
     if not path.exists():

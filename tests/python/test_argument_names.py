@@ -267,6 +267,8 @@ def test_half_a_surrogate_is_no_text(live: dict[str, Any], call: Callable[[Any, 
 def test_a_vendor_that_cannot_be_simulated() -> None:
     with pytest.raises(ValueError, match="'cpu' is not a vendor"):
         testing.environment("cpu")
+    with pytest.raises(TypeError, match="vendor must be a str, not a list"):
+        testing.environment(["cuda"])  # type: ignore[arg-type]
 
 
 def test_a_number_of_devices_that_cannot_be_simulated() -> None:
