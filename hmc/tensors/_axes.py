@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +22,10 @@ class Axis:
 
     def offsets(self) -> NDArray[np.int64]:
         return self.places if self.places is not None else np.arange(self.extent, dtype=np.int64) * self.stride
+
+    def offsets_at(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Those of some indices from 0 on, without an array of all."""
+        return self.places[indices] if self.places is not None else indices * self.stride
 
 
 def c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
@@ -61,7 +64,7 @@ def _list(part: Any, axis: Axis, number: int) -> Axis:
         wrong |= signed < 0  # 2**63 and more
     if wrong.any():
         raise InvalidArgumentError(f"index {chosen[wrong][0]} of axis {number} lies outside its {axis.extent} entries")
-    return Axis(len(wrapped), 0, axis.offsets()[wrapped])
+    return Axis(len(wrapped), 0, axis.offsets_at(wrapped))
 
 
 def _slice(part: slice, axis: Axis, number: int) -> tuple[int, Axis]:
@@ -93,6 +96,8 @@ def index_axes(axes: Sequence[Axis], index: Any) -> tuple[int, tuple[Axis, ...]]
 
 def runs(axes: Sequence[Axis], itemsize: int) -> tuple[int, NDArray[np.int64]]:
     """(bytes of a contiguous run, offsets of the runs in C order): the longest runs that are of one length."""
+    if any(axis.extent == 0 for axis in axes):  # before the offsets of other axes, which may have many entries
+        return itemsize, np.zeros(0, np.int64)
     length, inner = itemsize, len(axes)
     while inner > 0:
         axis = axes[inner - 1]
@@ -105,6 +110,4 @@ def runs(axes: Sequence[Axis], itemsize: int) -> tuple[int, NDArray[np.int64]]:
     offsets = np.zeros(1, np.int64)
     for axis in axes[:inner]:
         offsets = (offsets[:, None] + axis.offsets()[None, :]).reshape(-1)
-    if math.prod(axis.extent for axis in axes) == 0:
-        return itemsize, np.zeros(0, np.int64)
     return length, offsets

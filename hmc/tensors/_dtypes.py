@@ -31,7 +31,12 @@ _FOUND: dict[Any, str] = {}
 
 
 def name_of(dtype: Any) -> str:
-    """The name of an element type: of NumPy, ml_dtypes, torch, or as text. InvalidArgumentError for one without a name here."""
+    """The name of an element type: of NumPy, ml_dtypes, torch, or as text.
+
+    InvalidArgumentError for one without a name here; TypeError for None.
+    """
+    if dtype is None:  # float64 for NumPy
+        raise TypeError("dtype must be an element type, not None")
     try:
         return _FOUND[dtype]
     except (KeyError, TypeError):  # TypeError: not hashable

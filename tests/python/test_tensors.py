@@ -175,6 +175,8 @@ def test_bad_views() -> None:
     for dtype in ("O", ">f4", "nonsense", "U4"):
         with pytest.raises(hmc.InvalidArgumentError, match="pass one of"):
             tensors.view(memory, dtype, 1)
+    with pytest.raises(TypeError, match="dtype must be an element type, not None"):
+        tensors.view(memory, None, 1)
     with pytest.raises(hmc.InvalidArgumentError, match="pass a Memory"):
         tensors.view(b"abc", "u1", 1)  # type: ignore[arg-type]
     with pytest.raises(hmc.InvalidArgumentError, match="divisor"):
@@ -322,3 +324,12 @@ def test_bytes_are_registered_as_bytes() -> None:
     with hmc.Context() as context:
         tensor = tensors.register(context, b"abc", access="r")
         assert (tensor.dtype, tensor.shape, tensor.numpy().tobytes()) == ("uint8", (3,), b"abc")
+
+
+def test_parts_of_very_long_axes_take_no_array_of_all_offsets() -> None:
+    repeated = tensors.view(hmc.Memory(4), "int32", (1 << 40, 1), strides=(0, 4))
+    assert repeated[-1].blocks().offsets.tolist() == [0]
+    assert repeated[[0, (1 << 40) - 1]].shape == (2, 1)
+    empty = tensors.view(hmc.Memory(0), "uint8", (1 << 40, 0))
+    assert len(empty.blocks().offsets) == 0
+    assert empty[7].shape == (0,)
