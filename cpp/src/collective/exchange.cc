@@ -250,7 +250,7 @@ Result<Communicator> Communicator::split(std::span<const int> colors, std::span<
       const std::uint32_t scope = scope_of.at(color);
       {
         const auto lock = group->engine()->lock();
-        free = scope != 0 && group->world()->reserve_scope(scope);  // 0: plain Peer calls
+        free = group->world()->reserve_scope(scope);
       }
       child = group_of(group, wishes, color, scope);
       if (free) made = make_communicator(state_->context, child);

@@ -82,8 +82,11 @@ class World : public std::enable_shared_from_this<World> {
   void add(Group& group);
   // False: its Context ends with it, if `context_closes`. Else the others learn that this process sends nothing more in it.
   bool remove(Group& group, bool context_closes);
-  // False: a group of that number is here, or was: late messages of one must not reach another.
-  bool reserve_scope(std::uint32_t scope) { return scopes_.insert(scope).second; }
+  // False: groups have no such number, or one of that number is here, or was: late messages of one must not reach another.
+  bool reserve_scope(std::uint32_t scope) {
+    const bool of_groups = scope != 0 && (scope & collective_scope_bit) == 0;  // 0: plain Peer calls
+    return of_groups && scopes_.insert(scope).second;
+  }
 
   // The group with that id that is open here, if any.
   [[nodiscard]] Group* find(std::uint64_t group_id) const noexcept;

@@ -1,6 +1,7 @@
 // Communicator::abort and shrink: the C++ calls. What ranks that die at every moment mean for them: tests/python/test_shrink.py.
 #include <array>
 #include <numeric>
+#include <optional>
 
 #include "collective/communicator_state.h"
 #include "collective/group.h"
@@ -9,6 +10,7 @@
 #include "collective/world.h"
 #include "comm/context_state.h"
 #include "comm/peer_state.h"
+#include "comm/session/group_events.h"
 
 namespace hmc {
 namespace {
@@ -334,6 +336,46 @@ TEST(Shrink, TheDeadlineNamesTheRankThatDoesNotCome) {
       EXPECT_TRUE(process.board.wait(10, process.size));
     });
   }
+}
+
+// Numbers of plain Peer calls and of collectives: the end of such a group would end those of others.
+TEST(Shrink, AProposedScopeThatIsNoGroupsIsDeclined) {
+  run_job(2, [](const Process& process) {
+    const Communicator world = process.init();
+    HMC_ASSERT_OK(world.barrier(soon()));
+    const std::array scopes{std::uint32_t{0}, collective_scope_bit, collective_scope_bit | 5};
+    if (process.rank == 0) {
+      std::vector<job::ShrinkKind> answers;
+      const auto forge = [&](PeerState& peer, MessageType type, ByteSpan payload, const std::vector<UniqueFd>&) {
+        const auto message = type == control_shrink ? job::decode_shrink(payload) : std::nullopt;
+        if (!message || message->instance >= scopes.size() || message->kind == job::ShrinkKind::give_up) return;
+        job::Shrink reply{.kind = job::ShrinkKind::give_up, .reason = Status(Code::cancelled, "forged")};
+        if (message->kind == job::ShrinkKind::join) {
+          reply = {.kind = job::ShrinkKind::propose, .attempt = 1, .scope = scopes[message->instance], .processes = {0, 1}};
+        } else {
+          answers.push_back(message->kind);
+        }
+        reply.group_id = message->group_id;
+        reply.instance = message->instance;
+        HMC_EXPECT_OK(peer.send_control(control_shrink, encode(reply)));
+      };
+      const auto& context = world.context().state();
+      {
+        const auto lock = context->engine()->lock();
+        context->group_events().set_message_handler(forge);
+      }
+      process.board[1].store(1);
+      EXPECT_TRUE(context->engine()->drive(soon(), [&] { return answers.size() == scopes.size(); }));
+      const auto lock = context->engine()->lock();
+      EXPECT_EQ(answers, std::vector(scopes.size(), job::ShrinkKind::decline));
+      context->group_events().set_message_handler([](PeerState&, MessageType, ByteSpan, const std::vector<UniqueFd>&) {});
+    } else {
+      ASSERT_TRUE(process.board.wait(1, 1));
+      for (const std::uint32_t scope : scopes) EXPECT_EQ(world.shrink(soon()).status().code(), Code::cancelled) << scope;
+    }
+    process.board[0].fetch_add(1);
+    EXPECT_TRUE(process.board.wait(0, process.size));
+  });
 }
 
 }  // namespace
