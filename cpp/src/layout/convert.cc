@@ -1,10 +1,13 @@
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "layout/on_device.h"
 #include "layout/walk.h"
+#include "progress/in_parallel.h"
 
 namespace hmc {
 namespace {
@@ -16,6 +19,21 @@ const std::int16_t* keys_of(std::uint64_t dim, std::size_t element) noexcept {
   return dimension_keys() + dim * (element == 4 ? 2 : 1);
 }
 
+constexpr std::size_t parts_per_thread = 4;  // threads are not equally fast
+
+// Calls carry_out(part) for all parts of a walk of elements of `layout`, on several threads where it is long.
+template <class CarryOut>
+void in_parts(const Walk& walk, const Layout& layout, const CarryOut& carry_out) {
+  std::uint64_t tokens = 0;
+  for (const TokenSpan& span : walk.spans) tokens += span.count;
+  const std::uint64_t of_token = layout.extent(LayoutAxis::dim) * layout.extent(LayoutAxis::kv) * layout.element();
+  const std::size_t threads = threads_for(walk.layers.count * walk.heads.count * tokens * of_token);
+  if (threads == 1) return carry_out(WalkPart{walk.layers, walk.spans});
+  const auto parts = parts_of(walk, threads * parts_per_thread);
+  in_parallel(threads, parts.size(), [&](std::size_t i) { carry_out(parts[i]); });
+}
+
+// Of one part of a walk.
 class Conversion {
  public:
   Conversion(const LayoutMove& move, const Walk& walk, bool digest)
@@ -29,10 +47,11 @@ class Conversion {
     columns_ = columns;
   }
 
-  std::uint64_t run(std::span<const std::span<const std::byte>> source, std::span<const std::span<std::byte>> target) {
+  std::uint64_t run(const WalkPart& part, std::span<const std::span<const std::byte>> source,
+                    std::span<const std::span<std::byte>> target) {
     const std::uint64_t element_count = longest_span * move_.source.extent(LayoutAxis::dim);
     bool casts = move_.source.type() != move_.target.type();
-    visit_tiles(walk_, move_.target, [&](std::uint64_t layer, std::uint64_t head, std::uint64_t kv, const TokenSpan& span) {
+    visit_tiles(walk_, part, move_.target, [&](std::uint64_t layer, std::uint64_t head, std::uint64_t kv, const TokenSpan& span) {
       const HeadPlace from = head_place(move_.source, layer, head, kv), to = head_place(move_.target, layer, head, kv);
       const std::byte* const read = source[from.buffer].data() + from.offset + span.source.offset;
       std::byte* const written = target[to.buffer].data() + to.offset + span.target.offset;
@@ -91,15 +110,15 @@ class Conversion {
   std::uint64_t total_ = 0;
 };
 
-// Calls add(layer, head, span, value) with the digest of each tile.
+// Calls add(layer, head, span, value) with the digest of each tile of a part.
 template <class Add>
 void digest_tiles(const LayoutSelection& selection, std::span<const std::span<const std::byte>> buffers, const Walk& walk,
-                  Add add) {
+                  const WalkPart& part, Add add) {
   const Layout& layout = selection.layout;
   const TileKernels& kernels = tile_kernels();
   const TileStrides strides = tile_strides(layout);
   const std::size_t size = layout.element();
-  visit_tiles(walk, layout, [&](std::uint64_t layer, std::uint64_t head, std::uint64_t kv, const TokenSpan& span) {
+  visit_tiles(walk, part, layout, [&](std::uint64_t layer, std::uint64_t head, std::uint64_t kv, const TokenSpan& span) {
     const HeadPlace place = head_place(layout, layer, head, kv);
     const std::byte* const at = buffers[place.buffer].data() + place.offset + span.source.offset;
     Sums sums{};
@@ -133,7 +152,10 @@ Result<std::uint64_t> layout_convert(const LayoutMove& move, std::span<const std
   HMC_TRY(check_buffers(move.target, target, "target"));
   HMC_ASSIGN(const Device device, device_of(source, target));
   if (!device.is_cpu()) return convert_on(device, move, walk, source, target, options.digest);
-  return Conversion(move, walk, options.digest).run(source, target);
+  std::atomic<std::uint64_t> total = 0;
+  in_parts(walk, move.source,
+           [&](const WalkPart& part) { total += Conversion(move, walk, options.digest).run(part, source, target); });
+  return total.load();
 }
 
 Result<std::uint64_t> layout_digest(const LayoutSelection& selection, std::span<const std::span<const std::byte>> buffers) {
@@ -144,10 +166,14 @@ Result<std::uint64_t> layout_digest(const LayoutSelection& selection, std::span<
     HMC_ASSIGN(const auto sums, digest_on(device, selection, walk, buffers, false));
     return sums.front();
   }
-  std::uint64_t total = 0;
-  digest_tiles(selection, buffers, walk,
-               [&](std::uint64_t, std::uint64_t, const TokenSpan&, std::uint64_t value) { total += value; });
-  return total;
+  std::atomic<std::uint64_t> total = 0;
+  in_parts(walk, selection.layout, [&](const WalkPart& part) {
+    std::uint64_t sum = 0;
+    digest_tiles(selection, buffers, walk, part,
+                 [&](std::uint64_t, std::uint64_t, const TokenSpan&, std::uint64_t value) { sum += value; });
+    total += sum;
+  });
+  return total.load();
 }
 
 Result<std::vector<std::uint64_t>> layout_digests(const LayoutSelection& selection,
@@ -158,9 +184,12 @@ Result<std::vector<std::uint64_t>> layout_digests(const LayoutSelection& selecti
   if (!device.is_cpu()) return digest_on(device, selection, walk, buffers, true);
   const std::size_t blocks = selection.pages.blocks.size();
   std::vector<std::uint64_t> table(static_cast<std::size_t>(walk.layers.count * walk.heads.count) * blocks);
-  digest_tiles(selection, buffers, walk, [&](std::uint64_t layer, std::uint64_t head, const TokenSpan& span, std::uint64_t value) {
-    const std::uint64_t row = (layer - walk.layers.first) * walk.heads.count + (head - walk.heads.first);
-    table[static_cast<std::size_t>(row) * blocks + static_cast<std::size_t>(span.block)] += value;
+  in_parts(walk, selection.layout, [&](const WalkPart& part) {  // a block of a layer is in one part
+    digest_tiles(selection, buffers, walk, part,
+                 [&](std::uint64_t layer, std::uint64_t head, const TokenSpan& span, std::uint64_t value) {
+                   const std::uint64_t row = (layer - walk.layers.first) * walk.heads.count + (head - walk.heads.first);
+                   table[static_cast<std::size_t>(row) * blocks + static_cast<std::size_t>(span.block)] += value;
+                 });
   });
   return table;
 }

@@ -169,4 +169,23 @@ std::uint64_t weigh(std::span<const std::uint32_t> sums, std::uint64_t layer, st
   return total;
 }
 
+std::vector<WalkPart> parts_of(const Walk& walk, std::size_t wanted) {
+  std::vector<WalkPart> parts;
+  const std::uint64_t layer_parts = std::clamp<std::uint64_t>(wanted, 1, std::max<std::uint64_t>(walk.layers.count, 1));
+  const std::size_t span_parts = std::max<std::size_t>(static_cast<std::size_t>((wanted + layer_parts - 1) / layer_parts), 1);
+  std::vector<std::size_t> starts;
+  for (std::size_t i = 0; i <= span_parts; ++i) {
+    std::size_t at = walk.spans.size() * i / span_parts;
+    while (at > 0 && at < walk.spans.size() && walk.spans[at].block == walk.spans[at - 1].block) ++at;
+    if (starts.empty() || at > starts.back()) starts.push_back(at);
+  }
+  for (std::uint64_t i = 0; i < layer_parts; ++i) {
+    const std::uint64_t first = walk.layers.count * i / layer_parts, end = walk.layers.count * (i + 1) / layer_parts;
+    for (std::size_t s = 0; s + 1 < starts.size(); ++s)
+      parts.push_back(
+          {{walk.layers.first + first, end - first}, std::span(walk.spans).subspan(starts[s], starts[s + 1] - starts[s])});
+  }
+  return parts;
+}
+
 }  // namespace hmc

@@ -68,15 +68,24 @@ const std::int16_t* dimension_keys() noexcept;
 std::uint64_t weigh(std::span<const std::uint32_t> sums, std::uint64_t layer, std::uint64_t kv, std::uint64_t head,
                     std::uint64_t token) noexcept;
 
+// Some tiles of a walk.
+struct WalkPart {
+  LayoutRange layers;
+  std::span<const TokenSpan> spans;
+};
+
+// About `wanted` parts of a walk, each tile in one; spans of one block are in one part.
+std::vector<WalkPart> parts_of(const Walk& walk, std::size_t wanted);
+
 // Calls visit(layer, head, kv, span) in an order that suits the target: kv innermost where it is there.
 template <class Visit>
-void visit_tiles(const Walk& walk, const Layout& target, Visit visit) {
+void visit_tiles(const Walk& walk, const WalkPart& part, const Layout& target, Visit visit) {
   const std::uint64_t kvs = target.extent(LayoutAxis::kv);
   const auto& kv_map = target.map(LayoutAxis::kv);
   const bool inside = kv_map.buffer == 0 && kv_map.outer < target.map(LayoutAxis::head).outer;
-  for (std::uint64_t layer = walk.layers.first; layer < walk.layers.first + walk.layers.count; ++layer) {
+  for (std::uint64_t layer = part.layers.first; layer < part.layers.first + part.layers.count; ++layer) {
     for (std::uint64_t outer = 0; outer < (inside ? 1 : kvs); ++outer) {
-      for (const TokenSpan& span : walk.spans) {
+      for (const TokenSpan& span : part.spans) {
         for (std::uint64_t head = walk.heads.first; head < walk.heads.first + walk.heads.count; ++head) {
           for (std::uint64_t inner = 0; inner < (inside ? kvs : 1); ++inner) visit(layer, head, inside ? inner : outer, span);
         }

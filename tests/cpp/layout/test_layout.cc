@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <numeric>
 #include <random>
@@ -108,6 +109,37 @@ TEST(Layout, ConvertsThereAndBack) {
   EXPECT_EQ(*there, *home);
   EXPECT_NE(*there, 0U);
   EXPECT_EQ(back, original);
+}
+
+// Several threads convert and digest what one does alike.
+TEST(Layout, ManyThreadsComputeWhatOneDoes) {
+  const auto a = Layout::parse("L=3 B=40 H=2 N=96 (kv D=64) bf16"), b = Layout::parse("L=3 kv | B=120 H=2 D=64 N=32 f32");
+  ASSERT_TRUE(a.ok() && b.ok());
+  std::vector<std::byte> original = random_bytes(a->buffer_bytes(), 5);
+  for (std::size_t i = 1; i < original.size(); i += 2) original[i] &= std::byte{0x3f};  // no NaN
+  std::vector<std::uint64_t> from(37), to(111);
+  std::iota(from.rbegin(), from.rend(), 2);
+  std::iota(to.begin(), to.end(), 5);
+  const std::span<const std::byte> read(original);
+  std::vector<std::vector<std::byte>> found;
+  std::vector<std::uint64_t> sums;
+  for (const char* const threads : {"1", "2", "7"}) {
+    setenv("HMC_CPU_THREADS", threads, 1);
+    std::vector<std::vector<std::byte>> target(6, std::vector<std::byte>(b->buffer_bytes()));
+    const std::vector<std::span<std::byte>> written(target.begin(), target.end());
+    const auto sum = layout_convert({*a, {from, 5}, *b, {to, 5}, 3500, 0, {}, {}}, {&read, 1}, written, {true});
+    ASSERT_TRUE(sum.ok()) << sum.status().str();
+    const LayoutSelection selection{*a, {from, 5}, 3500, 0, {}, {}};
+    EXPECT_EQ(layout_digest(selection, {&read, 1}).value(), *sum);
+    const auto table = layout_digests(selection, {&read, 1});
+    ASSERT_TRUE(table.ok());
+    EXPECT_EQ(std::accumulate(table->begin(), table->end(), std::uint64_t{0}), *sum);
+    sums.insert(sums.end(), table->begin(), table->end());
+    for (auto& buffer : target) found.push_back(std::move(buffer));
+  }
+  unsetenv("HMC_CPU_THREADS");
+  for (std::size_t i = 6; i < found.size(); ++i) EXPECT_EQ(found[i], found[i % 6]);
+  for (std::size_t i = 0; i < sums.size(); ++i) EXPECT_EQ(sums[i], sums[i % (sums.size() / 3)]);
 }
 
 TEST(Layout, RunsAreAsLongAsBothSidesAllow) {
