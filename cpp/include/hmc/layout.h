@@ -128,8 +128,8 @@ struct LayoutConvertOptions {
 };
 // Copies, permutes and casts. Buffers: those of each layout, which do not overlap. A cast goes by f32 and rounds to nearest even;
 // above the largest number, 8-bit types get their largest number, others an infinity. NaN stays NaN. Returns the digest (0: not
-// asked for). CPU memory: on several threads where it is long (HMC_CPU_THREADS). Errors: invalid_argument (also: the ratio of the scales is no normal f32), unsupported: nothing was written; device,
-// out_of_memory.
+// asked for). CPU memory: on several threads where it is long (HMC_CPU_THREADS). Errors: invalid_argument (also: the ratio of the
+// scales is no normal f32), unsupported: nothing was written; device, out_of_memory.
 HMC_API Result<std::uint64_t> layout_convert(const LayoutMove& move, std::span<const std::span<const std::byte>> source,
                                              std::span<const std::span<std::byte>> target,
                                              const LayoutConvertOptions& options = {});
