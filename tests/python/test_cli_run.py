@@ -122,7 +122,9 @@ while True:
 def test_what_stopped_ranks_print_is_forwarded(number: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "last_words.py"
     script.write_text(LAST_WORDS)
-    with subprocess.Popen([*HMC, "run", "-n", "1", str(script)], stdout=subprocess.PIPE, text=True) as process:
+    listen = partial(signal.signal, number, signal.SIG_DFL)  # pytest may run with it ignored
+    command = [*HMC, "run", "-n", "1", str(script)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, preexec_fn=listen) as process:
         try:
             assert process.stdout
             assert process.stdout.readline() == "[0] started\n"

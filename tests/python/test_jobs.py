@@ -173,7 +173,11 @@ def test_an_interrupt_while_a_rank_starts_leaves_none(monkeypatch: pytest.Monkey
         return started[-1]
 
     monkeypatch.setattr(subprocess, "Popen", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        hmc.spawn(time.sleep, 2, 600, timeout=60)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # pytest may run with it ignored
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            hmc.spawn(time.sleep, 2, 600, timeout=60)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert [process.returncode is None for process in started] == [False]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
