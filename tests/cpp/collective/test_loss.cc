@@ -359,7 +359,7 @@ TEST(Shrink, AProposedScopeThatIsNoGroupsIsDeclined) {
         reply.instance = message->instance;
         HMC_EXPECT_OK(peer.send_control(control_shrink, encode(reply)));
       };
-      const auto& context = world.context().state();
+      const std::shared_ptr<ContextState> context = world.context().state();
       {
         const auto lock = context->engine()->lock();
         context->group_events().set_message_handler(forge);
