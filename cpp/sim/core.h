@@ -60,7 +60,6 @@ bool reaches_bus(int device, unsigned pci_bus);
 // ---- injected errors: HMC_SIM_FAIL="cuMemcpyAsync:3=700,..." (the third call from now returns 700), or hmcsim_fail() ----
 // The code that this call of entry point `call` must return; 0: none. Counts the call.
 int injected_error(const char* call);
-void inject_error(const std::string& call, int nth_from_now, int code);
 void forget_injected_errors();
 
 // A number of the environment; the fallback when it is unset or no number.

@@ -4,7 +4,9 @@
 #include <charconv>
 #include <cstdlib>
 #include <mutex>
+#include <optional>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include "abi.h"
@@ -18,6 +20,9 @@ struct Fault {
   std::string call;
   int left;  // calls until it strikes
   int code;
+  std::optional<std::thread::id> thread;  // whose calls count; none: every thread's
+
+  bool counts(std::string_view made) const { return call == made && (!thread || *thread == std::this_thread::get_id()); }
 };
 
 // HMC_SIM_FAIL: entries call:nth=code, comma between them. What is not of that form is passed over.
@@ -32,7 +37,7 @@ std::vector<Fault> faults_of_environment() {
     const std::size_t colon = entry.find(':');
     const std::size_t equals = entry.find('=', colon == std::string_view::npos ? 0 : colon);
     if (colon == std::string_view::npos || equals == std::string_view::npos) continue;
-    Fault fault{std::string(entry.substr(0, colon)), 0, 0};
+    Fault fault{std::string(entry.substr(0, colon)), 0, 0, std::nullopt};
     std::from_chars(entry.data() + colon + 1, entry.data() + equals, fault.left);
     std::from_chars(entry.data() + equals + 1, entry.data() + entry.size(), fault.code);
     if (fault.left > 0 && fault.code != 0) faults.push_back(std::move(fault));
@@ -50,6 +55,15 @@ FaultTable& table() {
   return instance;
 }
 
+int inject(const char* call, int nth_from_now, int code, std::optional<std::thread::id> thread) {
+  if (call == nullptr || nth_from_now < 1 || code == 0) return -1;
+  FaultTable& all = table();
+  const std::lock_guard lock(all.mutex);
+  all.faults.push_back({call, nth_from_now, code, thread});
+  all.any.store(true, std::memory_order_relaxed);
+  return 0;
+}
+
 }  // namespace
 
 int injected_error(const char* call) {
@@ -58,18 +72,11 @@ int injected_error(const char* call) {
   const std::lock_guard lock(all.mutex);
   int code = 0;
   for (Fault& fault : all.faults) {
-    if (fault.call == call && --fault.left == 0 && code == 0) code = fault.code;
+    if (fault.counts(call) && --fault.left == 0 && code == 0) code = fault.code;
   }
   std::erase_if(all.faults, [](const Fault& fault) { return fault.left <= 0; });
   all.any.store(!all.faults.empty(), std::memory_order_relaxed);
   return code;
-}
-
-void inject_error(const std::string& call, int nth_from_now, int code) {
-  FaultTable& all = table();
-  const std::lock_guard lock(all.mutex);
-  all.faults.push_back({call, nth_from_now, code});
-  all.any.store(true, std::memory_order_relaxed);
 }
 
 void forget_injected_errors() {
@@ -86,9 +93,12 @@ HMC_SIM_EXPORT const char* hmcsim_description(void) { return hmc::sim::profile.d
 
 // The nth call from now (1: the next) of entry point `call` returns the vendor's `code`. 0, or -1 for arguments that say nothing.
 HMC_SIM_EXPORT int hmcsim_fail(const char* call, int nth_from_now, int code) {
-  if (call == nullptr || nth_from_now < 1 || code == 0) return -1;
-  hmc::sim::inject_error(call, nth_from_now, code);
-  return 0;
+  return hmc::sim::inject(call, nth_from_now, code, std::nullopt);
+}
+
+// The nth that the calling thread makes.
+HMC_SIM_EXPORT int hmcsim_fail_here(const char* call, int nth_from_now, int code) {
+  return hmc::sim::inject(call, nth_from_now, code, std::this_thread::get_id());
 }
 
 // Forgets injected errors that have not struck, and failures of streams.

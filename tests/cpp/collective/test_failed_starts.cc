@@ -48,7 +48,8 @@ void expect_both_ended(const Called& call, int marks, const std::string& named) 
         const MemoryView view = on_stream(memory, me.device(), busy);
         MemoryView second = another.view();
         second.stream = view.stream;
-        if (me.rank() == 1) let_fail(me.device(), "hipEventRecord", marks, 719);
+        // The progress thread records events of the calls that have begun.
+        if (me.rank() == 1) let_fail(me.device(), "hipEventRecord", marks, 719, "hmcsim_fail_here");
         SCOPED_TRACE(named);
         const Status status = call(me, view, second);
         *busy.over = true;

@@ -55,12 +55,13 @@ inline void with_library(const Devices& devices, const std::function<void(const 
 
 inline std::uint64_t library_calls(const Communicator& world) { return world.context().counters()["native.count"]; }
 
-// Of the simulated library of `device`: the nth call of `call` from now returns `code`, see cpp/sim/ccl_comm.h.
-inline void let_fail(const Device& device, const char* call, int nth, int code) {
+// Of the simulated library of `device`: the nth call of `call` from now returns `code`, see cpp/sim/ccl_comm.h. `by`
+// hmcsim_fail_here: the nth of the calling thread.
+inline void let_fail(const Device& device, const char* call, int nth, int code, const char* by = "hmcsim_fail") {
   const std::map<std::string_view, const char*> files{{"cuda", HMC_SIM_CUDA}, {"rocm", HMC_SIM_ROCM}, {"mlu", HMC_SIM_MLU}};
   void* const library = dlopen(files.at(device.vendor()), RTLD_NOW | RTLD_NOLOAD);
   ASSERT_NE(library, nullptr);
-  void* const fail = dlsym(library, "hmcsim_fail");
+  void* const fail = dlsym(library, by);
   ASSERT_NE(fail, nullptr);
   ASSERT_EQ(reinterpret_cast<int (*)(const char*, int, int)>(fail)(call, nth, code), 0);
 }
