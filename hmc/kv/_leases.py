@@ -143,6 +143,7 @@ class Leases:
             if peer is not None and not peer.alive:
                 raise PeerLostError(f"lease of session {session!r}: its reader {peer.name} is lost")
 
+        check()
         wait_for(behind, check)
 
     def make(

@@ -232,3 +232,15 @@ def test_the_end_of_a_lease_may_wait_for_its_lease(kv_pair: Any, way: str) -> No
         lease.release()
     assert lease.wait(60) == way
     assert found == [way]
+
+
+def test_a_lease_for_a_reader_that_is_lost_is_an_error(kv_pair: Any) -> None:
+    a, b, _, to_b = kv_pair(*PAIRS[0])
+    b.close()
+    until = time.monotonic() + 60
+    while to_b.alive:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    with pytest.raises(hmc.PeerLostError, match="session 's': its reader"):
+        a.pool.lease("s", [0], peer=to_b)
+    assert a.pool.counters()["leases_held"] == 0
