@@ -19,6 +19,8 @@ IncomingPuts::Put* IncomingPuts::add(std::uint64_t number) {
 bool IncomingPuts::begin(const Header& slice, std::span<const Extent> extents) {
   Put* const put = add(slice.op);
   if (put == nullptr) return false;
+  put->begun += slice.length;
+  if (put->ended && put->begun > put->total) return false;
   if (const ServedRegion* region = regions_->find(slice.a); region != nullptr && put->refusal == Refusal::none) {
     if (!region->writable()) put->refusal = Refusal::access;
     if (!inside(extents, region->bytes())) put->refusal = Refusal::range;
@@ -28,7 +30,7 @@ bool IncomingPuts::begin(const Header& slice, std::span<const Extent> extents) {
 
 std::byte* IncomingPuts::target(const Header& slice) {
   const auto place = puts_.find(slice.op);
-  if (place == puts_.end()) return nullptr;  // the peer ended it early, which received() reports
+  if (place == puts_.end()) return nullptr;
   const ServedRegion* region = regions_->find(slice.a);
   Refusal& refusal = place->second.refusal;
   if (region == nullptr && refusal == Refusal::none) refusal = Refusal::stale;
@@ -39,25 +41,25 @@ bool IncomingPuts::received(const Header& slice, std::optional<Arrived>& arrived
   const auto place = puts_.find(slice.op);
   if (place == puts_.end()) return false;
   place->second.received += slice.length;
-  return check_arrived(place, arrived);
+  check_arrived(place, arrived);
+  return true;
 }
 
 bool IncomingPuts::ended(const Header& end, ByteSpan signal, std::optional<Arrived>& arrived) {
   Put* const put = add(end.op);
-  if (put == nullptr || put->ended) return false;
+  if (put == nullptr || put->ended || put->begun > end.a) return false;
   put->ended = true;
   put->total = end.a;
   put->signal.assign(signal.begin(), signal.end());
-  return check_arrived(puts_.find(end.op), arrived);
+  check_arrived(puts_.find(end.op), arrived);
+  return true;
 }
 
-bool IncomingPuts::check_arrived(Puts::iterator place, std::optional<Arrived>& arrived) {
+void IncomingPuts::check_arrived(Puts::iterator place, std::optional<Arrived>& arrived) {
   Put& put = place->second;
-  if (!put.ended) return true;
-  if (put.received != put.total) return put.received < put.total;
+  if (!put.ended || put.received != put.total) return;
   arrived = Arrived{place->first, put.refusal, std::move(put.signal)};
   puts_.erase(place);
-  return true;
 }
 
 }  // namespace hmc::tcp

@@ -26,12 +26,13 @@ class IncomingPuts {
 
   explicit IncomingPuts(std::shared_ptr<const ServedRegions> regions) noexcept : regions_(std::move(regions)) {}
 
-  // A slice begins. Its ranges are checked before the first byte is written. False: too many puts at once.
+  // A slice begins. Its ranges are checked before the first byte is written. False: too many puts at once, or more bytes than the
+  // put has.
   [[nodiscard]] bool begin(const Header& slice, std::span<const Extent> extents);
   // Base of the region that the slice is written to, as of now: it may have been closed since the slice began. Null: discard the
   // bytes.
   [[nodiscard]] std::byte* target(const Header& slice);
-  // The whole slice was read. `arrived` is set if it was the last part of its put. False: more bytes than the put has.
+  // The whole slice was read. `arrived` is set if it was the last part of its put. False: there is no such put.
   [[nodiscard]] bool received(const Header& slice, std::optional<Arrived>& arrived);
   // As above. False: a second end, too many puts at once, or more bytes than the put has.
   [[nodiscard]] bool ended(const Header& end, ByteSpan signal, std::optional<Arrived>& arrived);
@@ -39,6 +40,7 @@ class IncomingPuts {
 
  private:
   struct Put {
+    std::uint64_t begun = 0;  // bytes of the slices that have begun: none is under way when the put arrives
     std::uint64_t received = 0;
     std::uint64_t total = 0;  // known when ended
     bool ended = false;
@@ -48,7 +50,7 @@ class IncomingPuts {
   using Puts = std::unordered_map<std::uint64_t, Put>;  // by number
 
   [[nodiscard]] Put* add(std::uint64_t number);
-  [[nodiscard]] bool check_arrived(Puts::iterator place, std::optional<Arrived>& arrived);
+  void check_arrived(Puts::iterator place, std::optional<Arrived>& arrived);
 
   const std::shared_ptr<const ServedRegions> regions_;
   Puts puts_;
