@@ -46,6 +46,12 @@ void StreamReader::lost(Stream& stream, const Status& reason) {
   endpoint_.fail_soon(reason);
 }
 
+// Nothing behind it is read, also where the endpoint drains.
+void StreamReader::broken(Stream& stream, const char* what) {
+  stream.dead = true;
+  endpoint_.broken(what);
+}
+
 bool StreamReader::read(Stream& stream, std::size_t& budget) {
   if (stream.reading || stream.dead) return false;
   stream.reading = true;
@@ -103,7 +109,7 @@ bool StreamReader::parse(Stream& stream) {
     }
     Header header;
     if (!decode_header(unread.data(), header)) {
-      endpoint_.broken("a malformed header");
+      broken(stream, "a malformed header");
       return false;
     }
     const std::size_t whole = header_bytes + inline_bytes(header);
@@ -115,7 +121,7 @@ bool StreamReader::parse(Stream& stream) {
     const ByteSpan inline_part(unread.data() + header_bytes, whole - header_bytes);
     stream.received.consume(whole);
     if (!on_frame(stream, header, inline_part)) {
-      endpoint_.broken("a frame out of place");
+      broken(stream, "a frame out of place");
       return false;
     }
   }
@@ -179,7 +185,7 @@ void StreamReader::targets(Stream& stream) {
 void StreamReader::payload_arrived(Stream& stream, std::size_t bytes) {
   Payload& payload = stream.payload;
   payload.left -= bytes;
-  if (payload.left == 0) return payload_ended(payload.header);
+  if (payload.left == 0) return payload_ended(stream);
   const Request* request = payload.header.type == FrameType::get_data ? &stream.requests.queue.front() : nullptr;
   while (bytes != 0) {
     const std::size_t length = request != nullptr ? request->pieces[payload.piece].iov_len : payload.extents[payload.piece].length;
@@ -193,11 +199,12 @@ void StreamReader::payload_arrived(Stream& stream, std::size_t bytes) {
   }
 }
 
-void StreamReader::payload_ended(const Header& header) {
+void StreamReader::payload_ended(Stream& stream) {
+  const Header& header = stream.payload.header;
   if (header.type != FrameType::put) return;  // get_end follows
   std::optional<IncomingPuts::Arrived> arrived;
   if (!puts_.received(header, arrived) || (arrived && !put_arrived(*arrived))) {
-    endpoint_.broken("more bytes than a put has, or answers left unread");
+    broken(stream, "more bytes than a put has, or answers left unread");
   }
 }
 

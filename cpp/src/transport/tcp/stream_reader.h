@@ -42,12 +42,13 @@ class StreamReader {
 
  private:
   void lost(Stream& stream, const Status& reason);
+  void broken(Stream& stream, const char* what);
   bool parse(Stream& stream);
   bool on_frame(Stream& stream, const Header& header, ByteSpan inline_part);
   bool begin_payload(Stream& stream, const Header& header, ByteSpan extents);
   void targets(Stream& stream);
   void payload_arrived(Stream& stream, std::size_t bytes);
-  void payload_ended(const Header& header);
+  void payload_ended(Stream& stream);
   bool on_put_end(const Header& header, ByteSpan signal);
   bool put_arrived(const IncomingPuts::Arrived& put);
   bool on_ack(std::uint64_t first, std::uint64_t count);

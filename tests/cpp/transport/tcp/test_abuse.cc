@@ -103,6 +103,15 @@ class Abuse : public ::testing::Test {
     tcp::encode_header(bytes.data(), header);
     return bytes;
   }
+  // Hands the victim to `side`, with a region of its peer's.
+  std::unique_ptr<RemoteRegion> import_at(Side& side, std::size_t bytes) {
+    Blob blob;
+    blob.bytes = encode_served({42, bytes, Access::read_write});
+    side.node = honest_->a().node;
+    side.endpoint = std::move(victim_);
+    const auto lock = side.lock();
+    return side.endpoint->import_region(blob).value();
+  }
   void expect_broken_by(const std::vector<Bytes>& frames) {
     const UniqueFd fd = good_connection();
     for (const Bytes& bytes : frames) say(fd, bytes);
@@ -328,16 +337,8 @@ TEST_F(Abuse, GetsAnsweredWrongly) {
     SetUp();
     const UniqueFd fd = good_connection();
     Side side;
-    side.node = honest_->a().node;
+    const auto imported = import_at(side, bytes);
     const Area local(*side.node, bytes, false);
-    Blob blob;
-    blob.bytes = encode_served({42, bytes, Access::read_write});
-    std::unique_ptr<RemoteRegion> imported;
-    {
-      const auto lock = side.lock();
-      imported = victim_->import_region(blob).value();
-      side.endpoint = std::move(victim_);
-    }
     Transfer get(side, local, *imported);
     HMC_ASSERT_OK(get.get());
     victim_ = std::move(side.endpoint);
@@ -358,6 +359,31 @@ TEST_F(Abuse, GetsAnsweredWrongly) {
     EXPECT_EQ(get.done.status().code(), Code::protocol);
     EXPECT_TRUE(local.guards_intact());
   }
+}
+
+// What comes behind a frame out of place is not read while the link is closed either.
+TEST_F(Abuse, NothingIsReadBehindABrokenFrameAtTheEnd) {
+  const UniqueFd fd = good_connection();
+  Side side;
+  const auto imported = import_at(side, 10);
+  const Area local(*side.node, 10, false), area(*side.node, 100'000, false);
+  fill_pattern(area.span(), 3);
+  std::uint64_t id = 0;
+  {
+    const auto lock = side.lock();
+    id = decode_served(area.region()->exported().value().bytes)->id;
+  }
+  Transfer put(side, local, *imported);
+  HMC_ASSERT_OK(put.put());
+  Bytes all;
+  for (std::uint64_t op = 0; op < 1024; ++op) tcp::append(all, frame(tcp::FrameType::put_end, 0, 0, op, 100));
+  tcp::append(all, frame(tcp::FrameType::put, 1, 24'000, 5000, id));  // one too many, of unchecked ranges
+  tcp::append(all, pattern(24'000, 9));
+  say(fd, all);
+  wait_until_tcp_has_delivered();
+  side.close();
+  EXPECT_EQ(put.done.status().code(), Code::closed);
+  EXPECT_EQ(first_mismatch(area.span(), 3), -1);
 }
 
 TEST_F(Abuse, AVanishedPeerIsLost) {
