@@ -74,7 +74,9 @@ thread_local Slice scratch_slice;  // keeps its capacity
 bool Turns::can_fill(const Stream& stream) const noexcept {
   if (!stream.servings.queue.empty()) return true;
   const bool room = stream.requests.queue.size() < max_requests;
-  return std::ranges::any_of(queue_, [&](const Op* op) { return op->is_put ? may_send(*op) : room; });
+  const std::size_t looks = std::min(queue_.size(), max_begun);  // as append_next()
+  return std::any_of(queue_.begin(), queue_.begin() + static_cast<std::ptrdiff_t>(looks),
+                     [&](const Op* op) { return op->is_put ? may_send(*op) : room; });
 }
 
 void Turns::fill(Stream& stream) {

@@ -1,4 +1,5 @@
 // Links whose two ends are set up differently.
+#include <algorithm>
 #include <cstdlib>
 
 #include "transport/one_transport.h"
@@ -64,6 +65,26 @@ TEST(TcpStreams, EndsMayDiffer) {
     a.close();
     b.close();
   }
+}
+
+// What waits behind gets that the peer does not answer is no reason to stay awake.
+TEST(TcpStreams, AStoppedPeerLetsTheEngineSleep) {
+  std::string reason;
+  const auto pair = Pair::create(factory_of("tcp"), reason);
+  ASSERT_TRUE(pair) << reason;
+  const Area local(*pair->a().node, 1000, false), remote(*pair->b().node, 1000, false);
+  const auto imported = pair->import(pair->a(), remote);
+  std::vector<std::unique_ptr<Transfer>> transfers;
+  for (int i = 0; i < 300; ++i) {
+    transfers.push_back(std::make_unique<Transfer>(pair->a(), local, *imported));
+    HMC_ASSERT_OK(i < 250 ? transfers.back()->get() : transfers.back()->put());
+  }
+  while (pair->a().node->poll()) continue;
+  {
+    const auto lock = pair->a().lock();
+    EXPECT_TRUE(pair->a().node->transport->arm());
+  }
+  ASSERT_TRUE(pair->until([&] { return std::ranges::all_of(transfers, [](const auto& each) { return each->done.done(); }); }));
 }
 
 // Closing while the connections are still being made, at every stage.
