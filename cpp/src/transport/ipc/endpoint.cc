@@ -99,11 +99,12 @@ bool IpcEndpoint::waits_for_peer(const kit::Operation& operation) const {
 }
 
 bool IpcEndpoint::busy() const noexcept {
-  return !outbox_.empty() || !waiting_.empty() || server_.busy() ||
+  return !answers_.empty() || !outbox_.empty() || !waiting_.empty() || server_.busy() ||
          std::ranges::any_of(operations_.all(), [this](const auto& entry) { return !waits_for_peer(*entry.second); });
 }
 
 void IpcEndpoint::send_outbox() {
+  while (!stopped() && !answers_.empty() && carrier().signal_own(encode(answers_.front())).ok()) answers_.pop_front();
   while (!stopped() && !outbox_.empty() && carrier().signal_own(outbox_.front()).ok()) outbox_.pop_front();
 }
 
@@ -141,6 +142,7 @@ void IpcEndpoint::stop() {
   if (free_asks_ != max_asks && !channel_.peer_stops_within(patience_ms)) {
     for (const auto& [number, operation] : operations_.all()) operation->unconfirmed = operation->in_flight != 0;
   }
+  answers_.clear();
   outbox_.clear();
   announced_.clear();
   held_.clear();

@@ -81,7 +81,9 @@ class IpcEndpoint final : public kit::CarriedEndpoint, private Announcer {
   std::uint64_t last_memory_ = 0;
   std::array<Op*, max_asks> asks_{};  // by number; null: free
   std::uint32_t free_asks_ = max_asks;
-  std::deque<Bytes> outbox_;  // answers and the like that met a full carrier
+  // What met a full carrier. A peer that takes no answers may not ask by their numbers again, so there are at most max_asks.
+  std::deque<Answer> answers_;
+  std::deque<Bytes> outbox_;
   const std::shared_ptr<MappingCache> messages_ = std::make_shared<MappingCache>();
 };
 

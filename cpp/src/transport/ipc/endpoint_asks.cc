@@ -9,7 +9,7 @@ namespace hmc::ipc {
 // Asks for as many blocks as one signal takes. would_block: an ask must end first, or the carrier or the channel is full.
 Status IpcEndpoint::ask(Op& op) {
   const auto place = std::ranges::find(asks_, nullptr);
-  if (place == asks_.end() || !outbox_.empty()) return would_block();
+  if (place == asks_.end() || !answers_.empty() || !outbox_.empty()) return would_block();
   const Run& run = op.cursor.run();
   HMC_ASSIGN(const std::uint64_t memory, announce(static_cast<const HostRegion&>(*run.local), !op.is_put));
   Ask ask;
@@ -41,7 +41,7 @@ Status IpcEndpoint::ask(Op& op) {
 bool IpcEndpoint::serve() {
   std::vector<Server::Finished> finished;
   const bool moved = server_.poll(finished);
-  for (auto& each : finished) outbox_.push_back(encode(each.answer));
+  for (auto& each : finished) answers_.push_back(std::move(each.answer));
   if (!finished.empty()) send_outbox();
   for (const auto& each : finished) {
     if (!stopped() && !each.signal.empty()) sink_->on_signal(each.signal);
@@ -52,7 +52,11 @@ bool IpcEndpoint::serve() {
 Status IpcEndpoint::on_message(ByteSpan bytes) {
   auto message = decode(bytes);
   if (!message) return {Code::protocol, "the peer sent a malformed message of ipc"};
-  if (auto* ask = std::get_if<Ask>(&*message)) return server_.on_ask(std::move(*ask), memories_, channel_);
+  if (auto* ask = std::get_if<Ask>(&*message)) {
+    const bool taken = std::ranges::count(answers_, ask->number, &Answer::number) != 0;
+    if (taken) return {Code::protocol, "the peer asked by a number whose answer it has not taken"};
+    return server_.on_ask(std::move(*ask), memories_, channel_);
+  }
   if (const auto* gone = std::get_if<Forget>(&*message)) return memories_.forget(gone->memory, channel_);
   const auto& answer = std::get<Answer>(*message);
   Op* const op = std::exchange(asks_[answer.number], nullptr);

@@ -333,6 +333,27 @@ TEST_F(Intruder, OneNumberTwice) {
   ASSERT_TRUE(until([&] { return !far.sink.failure.ok() || raw->heard.size() == 2; }));
 }
 
+// Its carrier takes no answers any more, yet it goes on asking: what it does not take in is kept within bounds.
+TEST_F(Intruder, AsksWithoutTakingTheAnswers) {
+  ask.region = 0;  // refused at once
+  announce(1, 4096, 4096);
+  constexpr int many = 200'000;
+  const auto only_far = [&] {
+    const auto lock = far.lock();
+    far.node->engine->poll_once();
+  };
+  int asked = 0;
+  while (asked < many && far.sink.failure.ok()) {
+    ask.number = static_cast<std::uint32_t>(asked % ipc::max_asks);
+    {
+      const auto lock = nodes[0]->engine->lock();
+      if (raw->carrier->signal_own(encode(ask)).ok()) ++asked;
+    }
+    only_far();
+  }
+  EXPECT_EQ(far.sink.failure.code(), Code::protocol) << far.sink.failure.str() << " after " << asked;
+}
+
 TEST_F(Intruder, AnAnswerToNothing) { refused(encode(ipc::Answer{5, Code::ok, {}})); }
 
 TEST_F(Intruder, Nonsense) { refused(text("nonsense")); }
