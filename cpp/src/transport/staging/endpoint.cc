@@ -116,11 +116,28 @@ Status StagingEndpoint::start(Op&) {
 
 bool StagingEndpoint::busy() const noexcept {
   if (!ready()) return false;
-  if (!waiting_.empty() || server_.busy()) return true;
-  return std::ranges::any_of(slots_, [](const auto& slot) { return slot->state != State::free && slot->state != State::sent; }) ||
-         std::ranges::any_of(operations_.all(), [this](const auto& entry) {
-           return entry.second->in_flight == 0 && (can_send() || entry.second->handed_over());
-         });
+  if (!waiting_.empty() || server_.busy() || !arm()) return true;
+  return std::ranges::any_of(slots_, [](const auto& slot) { return slot->state == State::loaded; });
+}
+
+bool StagingEndpoint::arm() const noexcept {
+  if (!ready()) return true;
+  if (server_.copies()) return false;
+  const auto copies = [](const auto& slot) { return slot->state == State::loading || slot->state == State::unloading; };
+  if (std::ranges::any_of(slots_, copies)) return false;
+  const bool begins = can_send() && has_free_slot();
+  return std::ranges::none_of(operations_.all(), [&](const auto& entry) {
+    const Op& op = *entry.second;
+    return op.ended() || (begins && !op.handed_over());
+  });
+}
+
+// One without pages is not: another that comes back is the occasion to ask for them again.
+bool StagingEndpoint::has_free_slot() const noexcept {
+  for (std::uint32_t i = 0; i < slots_.size(); ++i) {
+    if (slots_[i]->available() && !ring_->lacks(i)) return true;
+  }
+  return false;
 }
 
 bool StagingEndpoint::poll() {

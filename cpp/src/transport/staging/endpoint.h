@@ -31,9 +31,11 @@ class StagingEndpoint final : public kit::CarriedEndpoint {
   ~StagingEndpoint() override;
 
   Result<std::unique_ptr<RemoteRegion>> import_region(const Blob& exported) { return ServedRemoteRegion::import(exported); }
-  // Something that no signal of the peer will bring on by itself.
+  // poll() may have something to do.
   [[nodiscard]] bool busy() const noexcept;
   bool poll();
+  // False: something advances without an event. What the carrier has refused waits for room there, of which the carrier tells.
+  [[nodiscard]] bool arm() const noexcept;
 
  private:
   // `in_flight`: slots.
@@ -45,6 +47,7 @@ class StagingEndpoint final : public kit::CarriedEndpoint {
     PieceCopies copies;
     Parcel parcel;
     Bytes message;
+    [[nodiscard]] bool available() const noexcept { return state == State::free && !parcel.under_way(); }
   };
 
   StagingEndpoint(const std::shared_ptr<Shared>& shared, std::size_t max_signal, const Geometry& geometry, EndpointSink& sink);
@@ -59,6 +62,7 @@ class StagingEndpoint final : public kit::CarriedEndpoint {
   Status on_finished(const Finished& finished);
 
   [[nodiscard]] bool can_send() const noexcept { return own_shared_ || peer_mirror_ != nullptr; }
+  [[nodiscard]] bool has_free_slot() const noexcept;
   bool begin_chunks();
   void begin_chunk(std::uint32_t slot, Op& op);
   bool advance(std::uint32_t slot);

@@ -14,7 +14,7 @@ bool StagingEndpoint::begin_chunks() {
   auto op = operations_.all().begin();
   const auto end = operations_.all().end();
   for (std::uint32_t i = 0; i < slots_.size(); ++i) {
-    if (slots_[i]->state != State::free || slots_[i]->parcel.under_way()) continue;
+    if (!slots_[i]->available()) continue;
     while (op != end && op->second->handed_over()) ++op;
     if (op == end) break;
     Status reserved = ring_->reserve(i);

@@ -54,6 +54,10 @@ Status Ring::reserve(std::uint32_t slot) {
   return refused_;
 }
 
+bool Ring::lacks(std::uint32_t slot) const noexcept {
+  return fd() && !refused_.ok() && usable() && !groups_[group_index(slot)].reserved;
+}
+
 bool Ring::usable() const noexcept {
   return !fd() || std::ranges::any_of(groups_, [](const Group& group) { return group.reserved; });
 }

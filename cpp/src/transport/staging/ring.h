@@ -53,6 +53,8 @@ class Ring {
   // two. Errors: out_of_memory.
   // After one that was refused while others have theirs, the system is not asked again for some milliseconds.
   Status reserve(std::uint32_t slot);
+  // The slot has no pages, and the last time the system had none for some slot, while others have theirs.
+  [[nodiscard]] bool lacks(std::uint32_t slot) const noexcept;
   // Some slot has its pages.
   [[nodiscard]] bool usable() const noexcept;
   void write_entry(std::uint32_t slot, std::size_t index, const Entry& entry) noexcept;
@@ -71,7 +73,10 @@ class Ring {
   };
 
   Ring(const Geometry& geometry, SharedPages pages);
-  [[nodiscard]] Group& group_of(std::uint32_t slot) noexcept { return groups_[static_cast<std::size_t>(std::bit_width(slot))]; }
+  [[nodiscard]] static std::size_t group_index(std::uint32_t slot) noexcept {
+    return static_cast<std::size_t>(std::bit_width(slot));
+  }
+  [[nodiscard]] Group& group_of(std::uint32_t slot) noexcept { return groups_[group_index(slot)]; }
   [[nodiscard]] std::byte* entry(std::uint32_t slot, std::size_t index) const noexcept {
     return payload(slot) + geometry_.chunk_bytes + index * entry_bytes;
   }

@@ -77,6 +77,11 @@ bool Server::poll(CarrierLink& carrier) {
   return moved;
 }
 
+bool Server::copies() const noexcept {
+  return std::ranges::any_of(tasks_,
+                             [](const Task& task) { return task.answer.empty() || (task.sent && !task.parcel.under_way()); });
+}
+
 void Server::close() {
   tasks_.clear();
   peer_ring_.reset();

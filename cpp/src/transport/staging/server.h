@@ -29,6 +29,8 @@ class Server {
   bool on_chunk(const Chunk& chunk);
   [[nodiscard]] bool busy() const noexcept { return !tasks_.empty(); }
   bool poll(CarrierLink& carrier);
+  // Something is not answered yet for another reason than that the carrier is full.
+  [[nodiscard]] bool copies() const noexcept;
   // Waits for what devices copy.
   void see_out();
   // Lets go of the peer's ring. Nothing is under way.

@@ -81,7 +81,7 @@ class StagingTransport final : public Transport {
   bool poll() override {
     return endpoints_.poll([](StagingEndpoint& endpoint) { return endpoint.poll(); });
   }
-  bool arm() override { return endpoints_.idle(); }
+  bool arm() override { return endpoints_.arm(); }
   [[nodiscard]] bool busy() const override { return !endpoints_.idle(); }
 
  private:

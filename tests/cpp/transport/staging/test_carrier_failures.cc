@@ -1,6 +1,7 @@
-// A carrier that breaks in the middle of what staging does with it.
+// A carrier that breaks in the middle of what staging does with it, or whose other end does not read.
 #include <unistd.h>
 
+#include <array>
 #include <cstdlib>
 #include <deque>
 #include <map>
@@ -43,6 +44,7 @@ class FrailEndpoint final : public kit::EndpointBase {
       fail(Status(Code::peer_lost, "the carrier broke"));
       return not_ready();
     }
+    ++sent;
     if (const auto peer = peer_.lock()) {
       Bytes& signal = peer->inbox_.emplace_back(head.begin(), head.end());
       signal.insert(signal.end(), body.begin(), body.end());
@@ -53,14 +55,17 @@ class FrailEndpoint final : public kit::EndpointBase {
   [[nodiscard]] bool has_unsent() const { return false; }
   bool poll() {
     bool moved = false;
-    for (const auto keep = shared_from_this(); ready() && !inbox_.empty(); moved = true) {
+    std::size_t left = most_delivered;
+    for (const auto keep = shared_from_this(); ready() && !inbox_.empty() && left != 0; moved = true, --left) {
       const Bytes signal = std::move(inbox_.front());
       inbox_.pop_front();
       sink_->on_signal(signal);
     }
     return moved;
   }
-  unsigned signals_left = 0;  // 0: it does not break
+  unsigned signals_left = 0;          // 0: it does not break
+  std::size_t sent = 0;               // signals
+  std::size_t most_delivered = 1000;  // in one poll
 
  private:
   Status check(const hmc::Run&, bool) const override { return {Code::unsupported, "signals only"}; }
@@ -142,6 +147,50 @@ struct End {
   std::unique_ptr<Endpoint> endpoint;
 };
 
+struct Ends {
+  Ends() {
+    setenv("HMC_STAGING_CHUNK_BYTES", std::to_string(page).c_str(), 1);
+    near = std::make_unique<End>();
+    far = std::make_unique<End>();
+    unsetenv("HMC_STAGING_CHUNK_BYTES");
+    for (End* end : {near.get(), far.get()}) {
+      const Bytes domain = end->staging->domain();
+      const auto lock = end->engine->lock();
+      end->endpoint = end->staging->create_endpoint(same_process_domain(domain), end->sink).value();
+    }
+    const Blob to_near = near->endpoint->address().value(), to_far = far->endpoint->address().value();
+    HMC_EXPECT_OK(near->endpoint->connect(to_far, &connected[0]));
+    HMC_EXPECT_OK(far->endpoint->connect(to_near, &connected[1]));
+    EXPECT_TRUE(until([&] { return connected[0].done() && connected[1].done(); }));
+    remote = near->endpoint->import_region(far->region->exported().value()).value();
+    blocks = {near->region.get(), remote.get(), &offset, &offset, 1, near->memory.size()};
+  }
+  bool until(const std::function<bool()>& condition) const {
+    const Deadline deadline = Deadline::after_seconds(100);
+    while (!condition()) {
+      if (deadline.passed()) return false;
+      near->poll();
+      far->poll();
+    }
+    return true;
+  }
+  // 15 chunks.
+  Status put(Done& done) {
+    TransferOp op;
+    op.runs = {&blocks, 1};
+    op.bytes = near->memory.size();
+    const auto lock = near->engine->lock();
+    const Posting posting(near->sink);
+    return near->endpoint->put(op, &done);
+  }
+
+  std::array<Done, 2> connected;
+  std::unique_ptr<End> near, far;
+  std::unique_ptr<RemoteRegion> remote;
+  const std::uint64_t offset = 0;
+  hmc::Run blocks;
+};
+
 // `at_far`: the end that breaks is the one that answers. `after`: signals, the last of which breaks it.
 void run(bool is_put, bool at_far, unsigned after) {
   SCOPED_TRACE(::testing::Message() << (is_put ? "put" : "get") << (at_far ? " far " : " near ") << after);
@@ -208,6 +257,66 @@ TEST(StagingOnAFrailCarrier, EndsWhatIsUnderWayOnce) {
       for (const unsigned after : {1U, 2U, 5U, 9U, 14U}) run(is_put, at_far, after);
     }
   }
+}
+
+// All slots are with a peer that does not run: only what it does moves on what waits for one.
+TEST(StagingSlowPeer, IsWaitedForAsleep) {
+  std::array<Done, 3> done;
+  Ends ends;
+  for (Done& each : done) HMC_ASSERT_OK(ends.put(each));
+  for (int i = 0; i < 10; ++i) ends.near->poll();
+  {
+    const auto lock = ends.near->engine->lock();
+    EXPECT_TRUE(ends.near->staging->arm());
+  }
+  ASSERT_TRUE(ends.until([&] { return std::ranges::all_of(done, &Done::done); }));
+  for (const Done& each : done) HMC_EXPECT_OK(each.status());
+}
+
+TEST(StagingSlowPeer, ASlotThatIsBackTakesTheNextChunk) {
+  Done done;
+  Ends ends;
+  HMC_ASSERT_OK(ends.put(done));
+  const std::size_t first = ends.near->carrier->endpoint->sent;
+  for (int i = 0; i < 10; ++i) ends.far->poll();
+  ends.near->carrier->endpoint->most_delivered = 1;
+  ends.near->poll();
+  EXPECT_GT(ends.near->carrier->endpoint->sent, first);
+  ASSERT_TRUE(ends.until([&] { return done.done(); }));
+  HMC_EXPECT_OK(done.status());
+}
+
+// The engine sleeps while the carrier is full, and the peer that reads wakes it.
+TEST(StagingSlowPeer, WakesWhoWaitsForRoom) {
+  constexpr std::size_t bytes = 200'003;
+  const auto near_node = Node::create(factory_of("staging"), Progress::background).value();
+  const auto far_node = Node::create(factory_of("staging")).value();
+  Side near{near_node.get(), {}, nullptr}, far{far_node.get(), {}, nullptr};
+  const auto until = [&](const auto& condition) {
+    const Deadline deadline = Deadline::after_seconds(100);
+    while (!condition() && !deadline.passed()) {
+      if (!far_node->poll()) sched_yield();
+    }
+    return condition();
+  };
+  HMC_ASSERT_OK(open_endpoints(near, far));
+  HMC_ASSERT_OK(connect_endpoints(near, far, until));
+  const Area local(*near_node, bytes, true), target(*far_node, bytes, true);
+  fill_pattern(local.span(), 5);
+  const auto imported = import_area(near, far, target);
+  for (int round = 0; round < 20; ++round) {
+    for (const std::size_t size : {1000U, 1U}) {
+      while (send_signal(near, Bytes(size)).ok()) {
+      }
+    }
+    Transfer put(near, local, *imported);
+    HMC_ASSERT_OK(put.put());
+    usleep(round % 2 == 0 ? 0 : 5000);  // so that it may be asleep
+    EXPECT_TRUE(until([&] { return put.done.done(); }));
+    HMC_EXPECT_OK(put.done.status());
+  }
+  near.close();
+  far.close();
 }
 
 }  // namespace
