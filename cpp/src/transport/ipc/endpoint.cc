@@ -91,11 +91,12 @@ bool IpcEndpoint::over(Op& op) {
   return op.ended();
 }
 
+bool IpcEndpoint::has_more(Op& op) { return !op.cursor.at_end() && op.copies.outcome().ok(); }
+
 bool IpcEndpoint::waits_for_peer(const kit::Operation& operation) const {
   auto& op = const_cast<Op&>(static_cast<const Op&>(operation));
   if (op.copies.pending() != 0) return false;
-  const bool more = !op.cursor.at_end() && op.copies.outcome().ok();
-  return more ? free_asks_ == 0 : op.in_flight != 0;
+  return has_more(op) ? free_asks_ == 0 : op.in_flight != 0;
 }
 
 bool IpcEndpoint::busy() const noexcept {
@@ -103,9 +104,20 @@ bool IpcEndpoint::busy() const noexcept {
          std::ranges::any_of(operations_.all(), [this](const auto& entry) { return !waits_for_peer(*entry.second); });
 }
 
+bool IpcEndpoint::arm() const noexcept {
+  const bool queued = !answers_.empty() || !outbox_.empty();
+  if (stopped()) return true;
+  if (server_.busy() || (queued && !outbox_refused_)) return false;
+  return std::ranges::all_of(operations_.all(), [&](const auto& entry) {
+    auto& op = static_cast<Op&>(*entry.second);
+    return waits_for_peer(op) || (has_more(op) && op.copies.pending() == 0 && (queued || op.refused));
+  });
+}
+
 void IpcEndpoint::send_outbox() {
   while (!stopped() && !answers_.empty() && carrier().signal_own(encode(answers_.front())).ok()) answers_.pop_front();
   while (!stopped() && !outbox_.empty() && carrier().signal_own(outbox_.front()).ok()) outbox_.pop_front();
+  outbox_refused_ = !answers_.empty() || !outbox_.empty();
 }
 
 bool IpcEndpoint::poll() {

@@ -30,12 +30,15 @@ class IpcEndpoint final : public kit::CarriedEndpoint, private Announcer {
   // Something that no signal of the peer will bring on by itself.
   [[nodiscard]] bool busy() const noexcept;
   bool poll();
+  // False: something advances without an event. What the carrier has refused waits for room there, of which the carrier tells.
+  [[nodiscard]] bool arm() const noexcept;
 
  private:
   // `in_flight`: asks that the peer has not answered.
   struct Op final : kit::Operation {
     DeviceCopies copies;
     DeviceRuntime* runtime = nullptr;
+    bool refused = false;  // its next ask, for want of room in the carrier
   };
 
   IpcEndpoint(const std::shared_ptr<Shared>& shared, std::size_t max_signal, DescriptorChannel channel, EndpointSink& sink);
@@ -48,6 +51,7 @@ class IpcEndpoint final : public kit::CarriedEndpoint, private Announcer {
   static Result<DeviceCopies::Ends> ends_of(const Run& run, bool is_put);
   bool advance(Op& op);
   static bool over(Op& op);
+  static bool has_more(Op& op);
   [[nodiscard]] bool waits_for_peer(const kit::Operation& operation) const;
   void send_outbox();
 
@@ -84,6 +88,7 @@ class IpcEndpoint final : public kit::CarriedEndpoint, private Announcer {
   // What met a full carrier. A peer that takes no answers may not ask by their numbers again, so there are at most max_asks.
   std::deque<Answer> answers_;
   std::deque<Bytes> outbox_;
+  bool outbox_refused_ = false;  // by the carrier, since something was last added
   const std::shared_ptr<MappingCache> messages_ = std::make_shared<MappingCache>();
 };
 

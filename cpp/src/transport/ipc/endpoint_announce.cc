@@ -48,6 +48,7 @@ void IpcEndpoint::forget(const LocalRegion& region) {
 
 void IpcEndpoint::forget(std::uint64_t memory) {
   outbox_.push_back(encode(Forget{memory}));
+  outbox_refused_ = false;
   engine_->kick();
 }
 

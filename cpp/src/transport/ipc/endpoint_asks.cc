@@ -9,6 +9,7 @@ namespace hmc::ipc {
 // Asks for as many blocks as one signal takes. would_block: an ask must end first, or the carrier or the channel is full.
 Status IpcEndpoint::ask(Op& op) {
   const auto place = std::ranges::find(asks_, nullptr);
+  op.refused = false;
   if (place == asks_.end() || !answers_.empty() || !outbox_.empty()) return would_block();
   const Run& run = op.cursor.run();
   HMC_ASSIGN(const std::uint64_t memory, announce(static_cast<const HostRegion&>(*run.local), !op.is_put));
@@ -28,7 +29,9 @@ Status IpcEndpoint::ask(Op& op) {
   // The signal need not wait for the answer where one ask is all.
   const bool all = !op.started && next.at_end() && Ask::encoded(count, op.signal.size()) <= max_ask_;
   if (all) ask.signal = op.signal;
-  HMC_TRY(carrier().signal_own(encode(ask)));
+  const Status sent = carrier().signal_own(encode(ask));
+  op.refused = sent.code() == Code::would_block;
+  HMC_TRY(sent);
   if (all) op.signal.clear();
   op.started = true;
   op.cursor = next;

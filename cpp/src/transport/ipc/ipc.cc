@@ -93,7 +93,7 @@ class IpcTransport final : public Transport {
   bool poll() override {
     return endpoints_.poll([](IpcEndpoint& endpoint) { return endpoint.poll(); });
   }
-  bool arm() override { return endpoints_.idle(); }
+  bool arm() override { return endpoints_.arm(); }
   [[nodiscard]] bool busy() const override { return !endpoints_.idle(); }
 
  private:

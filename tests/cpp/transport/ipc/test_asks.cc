@@ -163,6 +163,29 @@ TEST_F(Asks, EndsWithEitherEndpoint) {
   }
 }
 
+TEST_F(Asks, AFullCarrierIsWaitedForAsleep) {
+  const AnyArea host(*near.node, bytes, Device::cpu());
+  const AnyArea device(*far.node, bytes, card());
+  auto remote = device.imported(near).value();
+  host.fill(21);
+  const Bytes large(1000);
+  while (send_signal(near, large).ok()) {
+  }
+  const Bytes small(1);
+  while (send_signal(near, small).ok()) {
+  }
+  Move put(near, host, *remote, bytes);
+  HMC_ASSERT_OK(put.put());
+  for (int i = 0; i < 10; ++i) near.node->poll();
+  {
+    const auto lock = near.lock();
+    EXPECT_TRUE(near.node->transport->arm());
+    near.node->transport->disarm();
+  }
+  ends(put);
+  EXPECT_EQ(device.bytes(), host.bytes());
+}
+
 // A peer that says what it likes.
 class Raw final : public CarrierLink::Owner {
  public:
@@ -337,14 +360,14 @@ TEST_F(Intruder, OneNumberTwice) {
 TEST_F(Intruder, AsksWithoutTakingTheAnswers) {
   ask.region = 0;  // refused at once
   announce(1, 4096, 4096);
-  constexpr int many = 200'000;
+  constexpr std::uint32_t many = 200'000;
   const auto only_far = [&] {
     const auto lock = far.lock();
     far.node->engine->poll_once();
   };
-  int asked = 0;
+  std::uint32_t asked = 0;
   while (asked < many && far.sink.failure.ok()) {
-    ask.number = static_cast<std::uint32_t>(asked % ipc::max_asks);
+    ask.number = asked % ipc::max_asks;
     {
       const auto lock = nodes[0]->engine->lock();
       if (raw->carrier->signal_own(encode(ask)).ok()) ++asked;
