@@ -269,11 +269,7 @@ void Handshake::refuse(const Status& reason) {
   tell(reason.with_context(remote_.address));
 }
 
-void Handshake::abandon(const Status& reason) {
-  const auto self = shared_from_this();
-  if (child_) std::exchange(child_, nullptr)->abandon(reason);
-  end(reason);
-}
+void Handshake::abandon(const Status& reason) { end(reason); }
 
 void Handshake::end(Result<Established> outcome) {
   if (state_ == State::over) return;
@@ -282,7 +278,8 @@ void Handshake::end(Result<Established> outcome) {
   watch_.stop();
   limit_.stop();
   if (attempts_) attempts_->stop();
-  child_.reset();
+  // Only now, when its end is no longer taken for that of the move alone, after which this connection would be chosen.
+  if (const auto child = std::exchange(child_, nullptr)) child->end(Status(Code::closed, "the move was given up"));
   linger_.reset();
   exchange_.reset();
   host_->forget(*this);
