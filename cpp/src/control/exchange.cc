@@ -61,6 +61,9 @@ Exchange::Turn Exchange::advance(const std::string& remote) {
     switch (phase_) {
       case Phase::hello:
         next = take_hello(remote);
+        // Each further byte could bring more.
+        if (next && next->step == Step::wait && stream_->holds_fds())
+          return failed(Status(Code::protocol, remote + " sent descriptors with half a hello"));
         break;
       case Phase::tls:
         if (!stream_->established()) return {};

@@ -64,7 +64,8 @@ class Stream {
   Input read();
   [[nodiscard]] ByteSpan input() const noexcept { return input_.data(); }
   void consume(std::size_t n) noexcept { input_.consume(n); }
-  [[nodiscard]] std::size_t received() const noexcept { return received_; }  // bytes off the socket so far
+  [[nodiscard]] std::size_t received() const noexcept { return received_; }   // bytes off the socket so far
+  [[nodiscard]] bool holds_fds() const noexcept { return !groups_.empty(); }  // received, and of no frame yet
   // Takes the next whole frame off the input. False: needs more. Errors: protocol, also for descriptors nobody announced.
   Result<bool> next_frame(std::size_t limit, Frame& frame);
 

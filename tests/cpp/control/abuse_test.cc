@@ -161,6 +161,23 @@ TEST(Abuse, SlowLorisIsCutOff) {
   EXPECT_EQ(server.refused[0].code(), Code::timeout);
 }
 
+TEST(Abuse, DescriptorsBesideAHelloAreRefused) {
+  Node server;
+  RawSocket hoarder(server.listen("unix"));
+  const UniqueFd null(open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const std::vector<int> many(32, null.get());
+  const std::size_t before = open_fds();
+  ASSERT_TRUE(hoarder.send(magic_and({})));
+  // The length of a long hello, byte for byte with more than a message may bring.
+  for (const std::byte byte : {std::byte{0xff}, std::byte{0x03}, std::byte{0}, std::byte{0}}) {
+    if (!hoarder.send(ByteSpan(&byte, 1), many)) break;
+  }
+  ASSERT_TRUE(server.until([&] { return !server.refused.empty(); }));
+  EXPECT_EQ(server.refused[0].code(), Code::protocol) << server.refused[0].str();
+  hoarder.close();
+  EXPECT_TRUE(server.until([&] { return open_fds() < before; })) << open_fds() << " descriptors open, " << before << " before";
+}
+
 // What a peer that is in may still do wrong. Every case ends its own channel only.
 struct Sin {
   const char* name;
