@@ -1,33 +1,22 @@
 #include "collective/reducer.h"
 
-#include <mutex>
 #include <utility>
 
-#include "base/fork.h"
+#include "base/per_process.h"
 #include "progress/worker.h"
 
 namespace hmc {
 namespace {
 
-// Never ends: the last reference to a Work, and with it to a whole job, may be dropped on its thread. A forked child has its own.
-Worker& reducer() {
-  static std::mutex mutex;
-  static Worker* worker = nullptr;
-  static std::uint32_t epoch = 0;
-  const std::scoped_lock lock(mutex);
-  if (worker == nullptr || epoch != fork_epoch()) {
-    worker = new Worker;
-    epoch = fork_epoch();
-  }
-  return *worker;
-}
+// Never ends: the last reference to a Work, and with it to a whole job, may be dropped on its thread.
+constinit PerProcess<Worker> reducer;
 
 }  // namespace
 
 std::shared_ptr<WorkState> run_in_background(const std::shared_ptr<Engine>& engine, std::function<Status()> job) {
   const auto work = std::make_shared<WorkState>(engine);
   work->accepted();
-  Status begun = reducer().run([work, job = std::move(job)] {
+  Status begun = reducer.get().run([work, job = std::move(job)] {
     Status status = job();
     const auto lock = work->engine()->lock();
     work->complete(std::move(status));

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "base/env.h"
-#include "base/fork.h"
+#include "base/per_process.h"
 #include "progress/worker.h"
 
 namespace hmc {
@@ -19,19 +19,20 @@ namespace {
 constexpr std::uint64_t bytes_per_thread = 512 << 10;  // 70 us of one thread; to wake another takes 10
 constexpr std::size_t most_threads = 64;
 
-// Never end: a call may run while the process exits. A forked child has its own.
-std::vector<Worker*> helpers(std::size_t count) {
-  static std::mutex mutex;
-  static auto& workers = *new std::vector<Worker*>;
-  static std::uint32_t epoch = 0;
-  const std::scoped_lock lock(mutex);
-  if (epoch != fork_epoch()) {
-    workers.clear();
-    epoch = fork_epoch();
+// Those that there are, first the ones that every call asks.
+struct Helpers {
+  std::mutex mutex;
+  std::vector<std::unique_ptr<Worker>> workers;
+
+  std::vector<Worker*> first(std::size_t count) {
+    const std::scoped_lock lock(mutex);
+    while (workers.size() < count) workers.push_back(std::make_unique<Worker>());
+    std::vector<Worker*> found;
+    for (std::size_t i = 0; i < count; ++i) found.push_back(workers[i].get());
+    return found;
   }
-  while (workers.size() < count) workers.push_back(new Worker);
-  return {workers.begin(), workers.begin() + static_cast<std::ptrdiff_t>(count)};
-}
+};
+constinit PerProcess<Helpers> helpers;
 
 // One call. A helper that comes when all parts are taken finds nothing to do, and nobody waits for it.
 class Parts {
@@ -89,7 +90,7 @@ void in_parallel(std::size_t threads, std::size_t count, const std::function<voi
   threads = std::min(threads, count);
   const auto parts = std::make_shared<Parts>(count, part);
   if (threads > 1) {
-    for (Worker* const worker : helpers(threads - 1)) {
+    for (Worker* const worker : helpers.get().first(threads - 1)) {
       if (!worker->run([parts] { parts->help(); }).ok()) break;
     }
   }
