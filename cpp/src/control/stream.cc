@@ -10,8 +10,9 @@
 namespace hmc::control {
 namespace {
 
-constexpr std::size_t small_buffer = 8 * 1024;     // what an idle connection keeps
-constexpr std::size_t coalesce_limit = 64 * 1024;  // small messages that wait share a system call
+constexpr std::size_t small_buffer = 8 * 1024;          // what an idle connection keeps
+constexpr std::size_t coalesce_limit = 64 * 1024;       // small messages that wait share a system call
+constexpr std::size_t most_unread_answers = 64 * 1024;  // of TLS to the peer: a key update takes 27 bytes
 
 Status reset_status(int error) {
   return Status(Code::peer_lost, std::string("the connection broke: ") + std::strerror(error), error);
@@ -193,6 +194,7 @@ Stream::Output Stream::flush() {
     if (chunk.sent < chunk.bytes.size()) return Output::blocked;
     output_.pop_front();
   }
+  unread_answers_ = 0;
   return Output::done;
 }
 
@@ -200,7 +202,10 @@ Stream::Output Stream::take_tls_output() {
   Bytes cipher;
   tls_->take_output(cipher);
   if (!cipher.empty()) enqueue(cipher, {}, {});
-  return flush();
+  unread_answers_ += cipher.size();
+  const Output sent = flush();
+  if (sent == Output::failed || unread_answers_ <= most_unread_answers) return sent;
+  return fail(Status(Code::protocol, "TLS has to answer more than the peer reads"));
 }
 
 Stream::Output Stream::encrypt(ByteSpan first, ByteSpan second) {

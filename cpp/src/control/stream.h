@@ -101,6 +101,7 @@ class Stream {
   std::deque<FdGroup> groups_;
   std::deque<Chunk> output_;
   std::size_t queued_ = 0;
+  std::size_t unread_answers_ = 0;  // bytes that TLS has to say by itself, since the output was last empty
   Status status_;
 };
 
