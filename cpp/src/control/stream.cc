@@ -176,7 +176,7 @@ void Stream::enqueue(ByteSpan first, ByteSpan second, std::vector<UniqueFd> fds)
     output_.push_back({{}, 0, std::move(fds)});
   }
   Bytes& bytes = output_.back().bytes;
-  bytes.reserve(bytes.size() + first.size() + second.size());
+  if (bytes.empty()) bytes.reserve(first.size() + second.size());  // else it doubles: many small messages may come
   bytes.insert(bytes.end(), first.begin(), first.end());
   bytes.insert(bytes.end(), second.begin(), second.end());
 }

@@ -6,6 +6,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -90,8 +91,11 @@ void in_parallel(std::size_t threads, std::size_t count, const std::function<voi
   threads = std::min(threads, count);
   const auto parts = std::make_shared<Parts>(count, part);
   if (threads > 1) {
-    for (Worker* const worker : helpers.get().first(threads - 1)) {
-      if (!worker->run([parts] { parts->help(); }).ok()) break;
+    try {
+      for (Worker* const worker : helpers.get().first(threads - 1)) {
+        if (!worker->run([parts] { parts->help(); }).ok()) break;
+      }
+    } catch (const std::bad_alloc&) {  // with the helpers that there are: those that have begun use `part`
     }
   }
   parts->run();
