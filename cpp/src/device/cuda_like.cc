@@ -61,7 +61,7 @@ class CudaLike final : public VendorRuntime {
   Status open() override {
     HMC_TRY(library_.open());
     HMC_TRY(load());
-    if (api_.init != nullptr) static_cast<void>(api_.init(0));  // without a device it says so, and so does count()
+    if (api_.init != nullptr) static_cast<void>(clear(api_.init(0)));  // without a device it says so, and so does count()
     return {};
   }
   bool resident() override { return library_.resident(); }
@@ -139,18 +139,18 @@ Status CudaLike::load() {
 class CudaLikeDevices final : public VendorDevices {
  public:
   explicit CudaLikeDevices(CudaLike& runtime) noexcept : runtime_(runtime), api_(runtime.api()) {}
-  int count(int& devices) override { return api_.device_count(&devices); }
+  int count(int& devices) override { return runtime_.clear(api_.device_count(&devices)); }
   int describe(int index, VendorDevice& device) override {
     char text[256] = {};
     std::size_t bytes = 0;
     if (api_.device_name != nullptr) {
-      if (const int code = api_.device_name(text, sizeof text, index); code != 0) return code;
+      if (const int code = runtime_.clear(api_.device_name(text, sizeof text, index)); code != 0) return code;
       device.name = text;
     } else {
       device.name = std::string(runtime_.row().vendor) + " device";
     }
-    if (api_.device_pci(text, sizeof text, index) == 0) device.pci = text;
-    if (api_.device_memory != nullptr && api_.device_memory(&bytes, index) == 0) device.memory_bytes = bytes;
+    if (runtime_.clear(api_.device_pci(text, sizeof text, index)) == 0) device.pci = text;
+    if (api_.device_memory != nullptr && runtime_.clear(api_.device_memory(&bytes, index)) == 0) device.memory_bytes = bytes;
     return 0;
   }
   std::vector<std::string> capabilities(int) override {
@@ -166,11 +166,11 @@ class CudaLikeDevices final : public VendorDevices {
   }
   int enter(int index, std::uintptr_t& previous) override {
     int current = 0;
-    if (const int code = api_.device_get(&current); code != 0) return code;
+    if (const int code = runtime_.clear(api_.device_get(&current)); code != 0) return code;
     previous = static_cast<std::uintptr_t>(current);
-    return current == index ? 0 : api_.device_set(index);
+    return current == index ? 0 : runtime_.clear(api_.device_set(index));
   }
-  void leave(std::uintptr_t previous) override { static_cast<void>(api_.device_set(static_cast<int>(previous))); }
+  void leave(std::uintptr_t previous) override { static_cast<void>(runtime_.clear(api_.device_set(static_cast<int>(previous)))); }
   int enable_peer(int other) override {
     const int code = runtime_.clear(api_.enable_peer(other, 0));
     return code == cuda_like::peer_access_already_enabled ? 0 : code;
@@ -214,7 +214,7 @@ class CudaLikeMemory final : public VendorMemory {
   bool calibrate() {
     int current = 0;
     void* sample = nullptr;
-    if (api_.device_get(&current) != 0 || runtime_.clear(api_.allocate(&sample, 1)) != 0) return false;
+    if (runtime_.clear(api_.device_get(&current)) != 0 || runtime_.clear(api_.allocate(&sample, 1)) != 0) return false;
     learn(sample);
     static_cast<void>(runtime_.clear(api_.release(sample)));
     return device_type_ >= 0;
@@ -255,8 +255,10 @@ class CudaLikeHandles final : public VendorHandles {
 class CudaLikeStreams final : public VendorStreams {
  public:
   explicit CudaLikeStreams(const CudaLike& runtime) noexcept : runtime_(runtime), api_(runtime.api()) {}
-  int make_stream(VendorStream& stream) override { return api_.stream_create(&stream, cuda_like::stream_non_blocking); }
-  int make_event(VendorEvent& event) override { return api_.event_create(&event, cuda_like::event_disable_timing); }
+  int make_stream(VendorStream& stream) override {
+    return runtime_.clear(api_.stream_create(&stream, cuda_like::stream_non_blocking));
+  }
+  int make_event(VendorEvent& event) override { return runtime_.clear(api_.event_create(&event, cuda_like::event_disable_timing)); }
   int record(VendorEvent event, VendorStream stream) override { return runtime_.clear(api_.event_record(event, stream)); }
   int query(VendorEvent event) override { return runtime_.clear(api_.event_query(event)); }
   int query_stream(VendorStream stream) override { return runtime_.clear(api_.stream_query(stream)); }
