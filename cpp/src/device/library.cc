@@ -30,6 +30,13 @@ struct Suggestions {
   std::map<std::string, std::string, std::less<>> paths;  // by variable
 };
 
+// Whether a file is loaded, by any of its paths.
+bool is_loaded(const std::string& path) {
+  void* const handle = dlopen(path.c_str(), RTLD_LAZY | RTLD_LOCAL | RTLD_NOLOAD);
+  if (handle != nullptr) dlclose(handle);
+  return handle != nullptr;
+}
+
 Suggestions& suggestions() {
   static Suggestions& all = *new Suggestions;
   return all;
@@ -110,11 +117,12 @@ Status VendorLibrary::open() {
 
 bool VendorLibrary::resident() {
   if (handle_ != nullptr) return true;
-  if (env_text(row_.variable)) return false;  // only we open that one
+  const auto named = env_text(row_.variable);
+  if (named == "off") return false;
   const unsigned long long loads = dynamic_loads();
   if (loads == loads_seen_) return false;
   loads_seen_ = loads;
-  return loaded_copy(row_.stem).has_value();
+  return named ? is_loaded(*named) : loaded_copy(row_.stem).has_value();
 }
 
 void* VendorLibrary::symbol(const std::string& name) const noexcept {

@@ -49,6 +49,22 @@ TEST(VendorLibrary, NamesAFileThatTheLibraryNeeds) {
   EXPECT_NE(VendorLibrary(broken_row).open().message().find("is not installed"), std::string_view::npos);
 }
 
+// A framework may have loaded the very file that the variable names, and hold memory of it.
+TEST(VendorLibrary, KnowsWhenANamedFileIsLoaded) {
+  const auto loaded = VendorLibrary::loaded_copy("libstdc++.so");
+  if (!loaded) GTEST_SKIP() << "the C++ library is no file of its own";
+  const auto resident = [](const char* path) {
+    setenv("HMC_VERBS_LIBRARY", path, 1);
+    const bool found = VendorLibrary(broken_row).resident();
+    unsetenv("HMC_VERBS_LIBRARY");
+    return found;
+  };
+  EXPECT_TRUE(resident(loaded->c_str()));
+  EXPECT_FALSE(resident("/nowhere/libstdc++.so.6"));
+  EXPECT_FALSE(resident("off"));
+  EXPECT_FALSE(VendorLibrary(broken_row).resident());
+}
+
 // A runtime that says once that it is there, and takes its time to open.
 class LateRuntime final : public VendorRuntime {
  public:
