@@ -82,6 +82,7 @@ void RankCommunicator::work() {
 
 void RankCommunicator::connect(std::function<void(const UniqueId&)> publish, std::function<void(const Status&)> connected) {
   add([this, publish = std::move(publish), connected = std::move(connected)] {
+    if (is_aborted()) return connected(aborted_status());
     UniqueId id;
     const Api& api = library_.api();
     if (const int code = api.make_id(&id); api.meaning(code) != Meaning::success) {
@@ -99,6 +100,7 @@ void RankCommunicator::connect(const UniqueId& id, std::function<void(const Stat
 }
 
 void RankCommunicator::join(const UniqueId& id, const std::function<void(const Status&)>& connected) {
+  if (is_aborted()) return connected(aborted_status());  // the library would wait for ranks that may never come
   Handle made = nullptr;
   const Status joined = queue_->on_device([&]() -> Status {
     const int code = library_.api().join(&made, id, place_);
@@ -118,6 +120,11 @@ void RankCommunicator::join(const UniqueId& id, const std::function<void(const S
   if (!unwanted) return connected({});
   library_.api().abort(made);
   connected(aborted_status());
+}
+
+bool RankCommunicator::is_aborted() {
+  const std::scoped_lock lock(mutex_);
+  return aborts();
 }
 
 void RankCommunicator::start(const Call& call, Points after, Completion* done) {

@@ -32,7 +32,8 @@ class RankCommunicator final : public std::enable_shared_from_this<RankCommunica
       : library_(library), queue_(std::move(queue)), place_(place) {}
 
   // Joins the communicator of that number, which rank 0 makes and publishes. Once. The other ranks have to join it too
-  // before `connected` is called. An error that is not a peer's makes the process avoid the library.
+  // before `connected` is called: closed, without them, after abort(). An error that is not a peer's makes the process avoid the
+  // library.
   void connect(std::function<void(const UniqueId&)> publish, std::function<void(const Status&)> connected);
   void connect(const UniqueId& id, std::function<void(const Status&)> connected);
   // Once connected. `done` as for DeviceRuntime::copy, or on the thread. Errors of the library end it once nothing runs any more,
@@ -54,6 +55,7 @@ class RankCommunicator final : public std::enable_shared_from_this<RankCommunica
     done,
   };
   [[nodiscard]] bool aborts() const noexcept { return abort_ != Abort::no; }
+  [[nodiscard]] bool is_aborted();
   void add(Job job);
   void work();
   void join(const UniqueId& id, const std::function<void(const Status&)>& connected);

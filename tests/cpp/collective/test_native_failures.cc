@@ -1,5 +1,12 @@
 // Collectives by the vendor's library that do not go well, on simulated devices with a simulated library.
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <future>
+
 #include "collective/with_library.h"
+#include "native/rank_communicator.h"
 
 namespace hmc {
 namespace {
@@ -169,6 +176,36 @@ TEST(NativeFailures, TheDeadlineEndsWhatHangs) {
       EXPECT_TRUE(names(status, me.rank() == 0 ? "rank 1" : "rank 0")) << status.str();
     });
   }
+}
+
+void expect_nothing_joins_after_an_abort(int rank) {
+  native::Library& library = *native::library_of("cuda");
+  HMC_ASSERT_OK(library.open());
+  const auto communicator = native::RankCommunicator::make(library, Device::parse("cuda:0").value(), rank, 2).value();
+  communicator->abort();
+  std::promise<Status> connected;
+  std::atomic<int> published = 0;
+  const auto done = [&](const Status& status) { connected.set_value(status); };
+  if (rank == 0) {
+    communicator->connect([&](const native::UniqueId&) { ++published; }, done);
+  } else {
+    communicator->connect(native::UniqueId{}, done);
+  }
+  auto outcome = connected.get_future();
+  const bool ends = outcome.wait_for(std::chrono::seconds(30)) == std::future_status::ready;
+  EXPECT_TRUE(ends) << "rank " << rank << " waits for the other";
+  if (!ends) _exit(1);  // the thread uses what is here
+  EXPECT_EQ(outcome.get().code(), Code::closed) << rank;
+  EXPECT_EQ(published.load(), 0);
+  communicator->close(soon());
+}
+
+TEST(NativeFailures, NothingJoinsAfterAnAbort) {
+  const Environment libraries(testing::simulated_libraries());
+  testing::run_job(1, [](const testing::Process&) {
+    testing::simulate_vendors();
+    for (const int rank : {0, 1}) expect_nothing_joins_after_an_abort(rank);
+  });
 }
 
 TEST(NativeFailures, CancelAndAbortEndWhatHangs) {
