@@ -59,7 +59,10 @@ bool Server::answer(Task& task, CarrierLink& carrier) {
       task.parcel.carry(*mirror_region_, *peer_ring_, ring_->slot_offset(task.chunk.slot), task.chunk.bytes);
     }
   }
-  if (!task.sent) task.sent = task.parcel.send(carrier, task.answer).ok();
+  // One answer of a slot at a time is on its way: a peer may take it, and ask by the slot again, without acknowledging its bytes.
+  const bool behind = std::ranges::any_of(
+      tasks_, [&](const Task& other) { return other.chunk.slot == task.chunk.slot && other.parcel.under_way(); });
+  if (!task.sent && !behind) task.sent = task.parcel.send(carrier, task.answer).ok();
   return task.sent;
 }
 

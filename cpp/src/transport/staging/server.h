@@ -29,7 +29,7 @@ class Server {
   bool on_chunk(const Chunk& chunk);
   [[nodiscard]] bool busy() const noexcept { return !tasks_.empty(); }
   bool poll(CarrierLink& carrier);
-  // Something is not answered yet for another reason than that the carrier is full.
+  // Something is not answered yet for another reason than that the carrier is full, or an earlier answer on its way.
   [[nodiscard]] bool copies() const noexcept;
   // Waits for what devices copy.
   void see_out();

@@ -229,7 +229,7 @@ void run(bool is_put, bool at_far, unsigned after) {
     const Posting posting(near.sink);
     for (Done& each : done) {
       const Status status = is_put ? near.endpoint->put(op, &each) : near.endpoint->get(op, &each);
-      posted += status.ok() ? 1 : 0;
+      if (status.ok()) ++posted;
       EXPECT_TRUE(status.ok() || status.code() == Code::would_block) << status.str();
     }
   }
