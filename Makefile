@@ -24,7 +24,7 @@ export CCACHE_NOHASHDIR := 1
 export CCACHE_SLOPPINESS := pch_defines,time_macros,include_file_mtime,include_file_ctime
 endif
 
-.PHONY: bench-peers soak test-torch test-vllm demo test test-cpp test-python test-rdma check format stubs docs bench asan tsan build-asan build-tsan fuzz clean
+.PHONY: bench-peers soak test-torch test-vllm demo test test-cpp test-python test-rdma check format stubs docs bench asan tsan fuzz clean
 
 # The package as it is built, for another environment: $(call WHEEL_INTO,its folder).
 define WHEEL_INTO
@@ -120,11 +120,6 @@ bench-peers: $(BUILD)/.tests-built
 asan tsan:
 	tools/bootstrap.sh sanitize
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" tools/sanitize.sh $@
-
-# What they run, built beside something else.
-build-asan build-tsan:
-	tools/bootstrap.sh sanitize
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" tools/sanitize.sh $(@:build-%=%) --build-only
 
 # FUZZ_SECONDS are per target.
 fuzz:

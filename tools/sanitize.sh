@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds the C++ tests with sanitizers and runs them. Usage: tools/sanitize.sh asan|tsan [--build-only | ctest arguments]
+# Builds the C++ tests with sanitizers and runs them. Usage: tools/sanitize.sh asan|tsan [ctest arguments]
 set -euo pipefail
 cd "$(dirname "$0")/.."
 kind=$1
@@ -11,7 +11,6 @@ command -v ninja >/dev/null || instead+=(-G "Unix Makefiles")
 command -v clang++ >/dev/null || instead+=(-DCMAKE_CXX_COMPILER=g++ -DHMC_BUILD_FUZZERS=OFF -DHMC_WERROR=OFF)
 cmake --preset "$kind" "${instead[@]}" >/dev/null
 cmake --build --preset "$kind" -j "$(nproc)" -- --quiet
-[ "${1:-}" = --build-only ] && exit
 export HMC_TEST_TIMEOUT=300
 # Shadow memory is several times the memory: more than 4 GiB at once are for the plain build.
 export HMC_TEST_SMALL=1

@@ -50,7 +50,17 @@ def count(engine: FakeEngine) -> int:
 
 @pytest.mark.parametrize("mode", ["pull", "push"])
 def test_another_engine_takes_what_one_that_is_gone_would_have(mode: str) -> None:
-    with engines(prefilled, decoded) as (prefill, decode):
+    begun = threading.Semaphore(0)  # calls of prefill; in push mode decode is asked at the same time, and waits for its pages
+
+    def compute(body: dict[str, Any], handler: Any) -> tuple[int, Any]:
+        begun.release()
+        return prefilled(body, handler)
+
+    def decode_it(body: dict[str, Any], handler: Any) -> tuple[int, Any]:
+        assert begun.acquire(timeout=TIMEOUT)
+        return decoded(body, handler)
+
+    with engines(compute, decode_it) as (prefill, decode):
         with proxy_of(mode, [nobody(), prefill.at], [nobody(), decode.at, nobody()]) as proxy:
             for _ in range(6):
                 status, found = ask(proxy, prompt=[1])
