@@ -50,7 +50,7 @@ void refuse_if_forked(const Context& context) {
 }
 
 py::object make_error(const Status& status) {
-  return py::reinterpret_borrow<py::object>(class_of(status.code()))(std::string(status.message()), status.native());
+  return call_python(class_of(status.code()), py::make_tuple(std::string(status.message()), status.native()));
 }
 
 void set_error(const Status& status) noexcept {

@@ -4,8 +4,9 @@
 #pragma once
 
 #include <Python.h>
-#include <cxxabi.h>
 
+#include <exception>
+#include <type_traits>
 #include <utility>
 
 namespace hmc::bindings {
@@ -13,14 +14,32 @@ namespace hmc::bindings {
 // Never returns: the process ends with this thread in it. For a thread that the interpreter has ended.
 [[noreturn]] void stop_thread() noexcept;
 
+// Its end stops the thread, unless `returned` is set or a C++ exception passes. Not by a handler for abi::__forced_unwind: within
+// the handler of an exception, where errors are made, that calls std::terminate.
+struct StopUnlessReturned {
+  StopUnlessReturned() noexcept : exceptions(std::uncaught_exceptions()) {}
+  ~StopUnlessReturned() {
+    if (!returned && std::uncaught_exceptions() == exceptions) stop_thread();
+  }
+  StopUnlessReturned(const StopUnlessReturned&) = delete;
+  StopUnlessReturned& operator=(const StopUnlessReturned&) = delete;
+
+  const int exceptions;
+  bool returned = false;
+};
+
 // Runs `call`, which enters the interpreter and has nothing to destroy. A thread that the interpreter ends in it stops there,
 // before any destructor of the C++ frames above runs without the GIL.
 template <class Call>
 auto in_interpreter(Call call) {
-  try {
-    return call();
-  } catch (const abi::__forced_unwind&) {
-    stop_thread();
+  StopUnlessReturned end;
+  if constexpr (std::is_void_v<decltype(call())>) {
+    call();
+    end.returned = true;
+  } else {
+    const auto result = call();
+    end.returned = true;
+    return result;
   }
 }
 

@@ -36,6 +36,15 @@ ENDINGS = {
     "wait_all": "pair(); work = ab.irecv(np.zeros(8)); daemon(lambda: hmc.wait_all([work]))",
     "wait_notify": "pair(); daemon(lambda: ab.wait_notify(3))",
     "notifications": "pair(); daemon(lambda: ab.notifications(timeout=None))",
+    "errors": """
+comm = hmc.init(0, 1)
+def loop():
+    while True:
+        for call in (lambda: comm.send(np.zeros(1), 99), lambda: comm.peer(99)):
+            try: call()
+            except hmc.InvalidArgumentError: pass
+daemon(loop); daemon(loop)
+""",
     "barrier of one": "comm = hmc.init(0, 1)\ndef loop():\n  while True: comm.barrier()\ndaemon(loop)",
     "send loop": """
 pair()
