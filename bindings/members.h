@@ -48,7 +48,7 @@ class LayoutArrays {
     const Offsets given = offsets_of(elements, name.c_str());
     std::vector<std::uint64_t> bytes(given.values.begin(), given.values.end());
     for (auto& each : bytes) {
-      if (each > most / item) refuse(name + " has " + std::to_string(each) + ", more than any buffer has");
+      if (item != 0 && each > most / item) refuse(name + " has " + std::to_string(each) + ", more than any buffer has");
       each *= item;
     }
     return bytes;

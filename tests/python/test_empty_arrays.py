@@ -121,6 +121,26 @@ def test_empty_cpu_arrays() -> None:
             assert work.info.bytes == 0
 
 
+def test_counts_of_elements_without_bytes(run_script: Callable[..., str]) -> None:
+    run_script(
+        """
+import ctypes
+class NoBytes(ctypes.Structure):
+    pass
+with hmc.init(0, 1) as comm:
+    for array in (np.empty(3, dtype=[]), (NoBytes * 3)()):
+        comm.all_to_all_v(array, [3], array, [3], [0], [0], timeout=20)
+        comm.all_to_all_v({comm.local[0]: (array, [3], array, [3])}, timeout=20)
+        comm.iall_to_all_v(array, [3], array, [3]).wait(20)
+        comm.all_gather(array, array, counts=[3], timeout=20)
+        comm.iall_gather(array, array, counts=[3]).wait(20)
+        comm.gather(array, array, counts=[3], timeout=20)
+        comm.scatter(array, array, counts=[3], timeout=20)
+""",
+        {},
+    )
+
+
 def test_empty_torch_tensors_on_a_real_device(run_job: Callable[..., str]) -> None:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
