@@ -52,6 +52,9 @@ void stop_thread() noexcept {
 
 bool handles_signals() noexcept { return PyThread_get_thread_ident() == main_thread || getpid() == gettid(); }
 
+// PyGILState_Check() alone is true in every thread once the interpreter has ended.
+bool holds_gil() noexcept { return PyGILState_Check() != 0 && py::detail::get_thread_state_unchecked() != nullptr; }
+
 bool in_forked_child() noexcept { return forked; }
 
 bool ended_for_this_thread() noexcept { return finalizing() && !handles_signals(); }

@@ -47,6 +47,8 @@ auto in_interpreter(Call call) {
 bool ended_for_this_thread() noexcept;
 // Whether Python runs signal handlers on this thread. No GIL needed.
 bool handles_signals() noexcept;
+// Whether this thread has the GIL: none has it once the interpreter has ended.
+bool holds_gil() noexcept;
 // Whether this process was forked off one that had imported the module.
 bool in_forked_child() noexcept;
 // PyEval_RestoreThread.
@@ -90,7 +92,7 @@ void guard_interpreter();
 template <class T>
 struct WithoutGil {
   void operator()(T* object) const noexcept {
-    if (PyGILState_Check() == 0) {
+    if (!holds_gil()) {
       delete object;
       return;
     }

@@ -88,6 +88,22 @@ def recv():
 daemon(send); daemon(recv)
 """,
     "memory made and freed": "def loop():\n  while True: hmc.Memory(4 << 20)\ndaemon(loop); time.sleep(0.1)",
+    "a DLPack tensor that C frees after the interpreter": """
+import ctypes
+memory = hmc.Memory(1 << 20)
+capsule = memory.__dlpack__()
+python, c = ctypes.pythonapi, ctypes.CDLL(None)
+python.PyCapsule_GetPointer.restype = ctypes.c_void_p
+python.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_char_p]
+python.PyCapsule_SetName.argtypes = [ctypes.py_object, ctypes.c_char_p]
+tensor = python.PyCapsule_GetPointer(capsule, b"dltensor")
+used = ctypes.c_char_p(b"used_dltensor")
+python.PyCapsule_SetName(capsule, used)
+python.Py_IncRef(ctypes.py_object(used))
+deleter = ctypes.c_void_p.from_address(tensor + 56)
+c.__cxa_atexit.argtypes = [ctypes.c_void_p] * 3
+assert c.__cxa_atexit(deleter, tensor, None) == 0
+""",
     "a kernel that is being compiled": """
 import hmc.testing
 os.environ.update(hmc.testing.environment(), HMC_SIM_DELAY_US="400000")
