@@ -21,7 +21,7 @@ using Heads = Argument<Extent, "heads">;
 // The arrays of a cache: one, or a sequence of them.
 Buffers buffers_of(const py::sequence& arrays, bool writable) {
   Buffers views;
-  for (const py::handle array : arrays) views.push_back(view_of(array, writable));
+  for (const py::object array : arrays) views.push_back(view_of(array, writable));  // the sequence may keep none of them
   return views;
 }
 
