@@ -55,13 +55,11 @@ struct BufferGuard {
 std::string type_name(py::handle object) { return Py_TYPE(object.ptr())->tp_name; }
 
 // What to hold so that the memory which an object offers stays where it is: a bytearray or an array.array moves when it grows, and
-// an mmap is unmapped when it is closed, but not while they are exported.
-py::object anchor_of(py::handle object) {
-  const bool stays = PyBytes_Check(object.ptr()) != 0 || py::isinstance<py::array>(object);
-  if (stays) return py::reinterpret_borrow<py::object>(object);
-  auto exported = py::reinterpret_steal<py::object>(PyMemoryView_FromObject(object.ptr()));
-  if (!exported) throw py::error_already_set();
-  return exported;
+// an mmap is unmapped when it is closed, but not while they are exported. An object may have other memory for each export.
+py::object export_of(py::handle object) {
+  auto view = py::reinterpret_steal<py::object>(PyMemoryView_FromObject(object.ptr()));
+  if (!view) throw py::error_already_set();
+  return view;
 }
 
 MemoryView plain_view(py::handle owner, void* data, std::size_t bytes, Device device) {
@@ -121,8 +119,14 @@ std::optional<Viewed> buffer_view(py::handle object, bool writable) {
            " that is not C-contiguous cannot be transferred; pass numpy.ascontiguousarray(x), or use blocks");
   }
   if (guard.view.format != nullptr && holds_objects(guard.view.format)) refuse("an array of Python objects cannot be transferred");
-  return Viewed{plain_view(anchor_of(object), guard.view.buf, static_cast<std::size_t>(guard.view.len), Device::cpu()),
-                guard.view.readonly != 0};
+  if (PyBytes_CheckExact(object.ptr()) != 0) {
+    return Viewed{plain_view(object, guard.view.buf, static_cast<std::size_t>(guard.view.len), Device::cpu()), true};
+  }
+  const py::object held = export_of(object);
+  const Py_buffer& kept = *PyMemoryView_GET_BUFFER(held.ptr());
+  if (kept.len != guard.view.len || PyBuffer_IsContiguous(&kept, 'C') == 0)
+    refuse("the memory of a " + type_name(object) + " has another shape each time it is asked for");
+  return Viewed{plain_view(held, kept.buf, static_cast<std::size_t>(kept.len), Device::cpu()), guard.view.readonly != 0};
 }
 
 // Empty when the memory is the host's and the buffer protocol has it: then it goes as other CPU memory does.

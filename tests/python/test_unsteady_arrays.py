@@ -22,3 +22,60 @@ assert np.array_equal(target, kept)
 """,
         {},
     )
+
+
+# An exporter in C that copies for each export; from Python 3.12 on, __buffer__ can do the same.
+EXPORTER = """
+import ctypes
+class View(ctypes.Structure):
+    _fields_ = [("buf", ctypes.c_void_p), ("obj", ctypes.c_void_p), ("len", ctypes.c_ssize_t), ("rest", ctypes.c_ssize_t * 7)]
+python, c = ctypes.pythonapi, ctypes.CDLL(None)
+c.mmap.restype = ctypes.c_void_p
+pointer, number = ctypes.c_void_p, ctypes.c_int
+c.mmap.argtypes = [pointer, ctypes.c_size_t, number, number, number, ctypes.c_long]
+c.munmap.argtypes = [pointer, ctypes.c_size_t]
+python.PyBuffer_FillInfo.argtypes = [pointer, ctypes.py_object, pointer, ctypes.c_ssize_t, number, number]
+size = 1 << 20
+exports = 0
+@ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object, ctypes.c_void_p, ctypes.c_int)
+def get(owner, view, flags):
+    global exports
+    exports += 1
+    memory = c.mmap(None, size, 3, 0x22, -1, 0)
+    ctypes.memset(memory, 7, size)
+    return python.PyBuffer_FillInfo(view, owner, memory, size, 0, flags)
+@ctypes.PYFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+def release(owner, view):
+    global exports
+    exports -= 1
+    c.munmap(View.from_address(view).buf, size)
+class Exporter:
+    pass
+slots = ctypes.c_void_p.from_address(id(Exporter) + 160).value  # PyTypeObject.tp_as_buffer
+ctypes.c_void_p.from_address(slots).value = ctypes.cast(get, ctypes.c_void_p).value
+ctypes.c_void_p.from_address(slots + 8).value = ctypes.cast(release, ctypes.c_void_p).value
+"""
+
+
+def test_an_object_that_exports_other_memory_each_time(run_script: Callable[..., str]) -> None:
+    run_script(
+        EXPORTER
+        + """
+with hmc.init(0, 1) as comm:
+    got = np.zeros(size, np.uint8)
+    for _ in range(3):
+        work = comm.irecv(got, 0)
+        comm.send(Exporter(), 0, timeout=20)
+        work.wait(20)
+        assert np.all(got == 7)
+        got[:] = 0
+    memory = hmc.Memory.from_array(Exporter())
+    assert exports == 1, exports
+    assert np.all(memory.numpy() == 7)
+    del memory
+comm.context.close()
+for _ in range(10): sum(range(1000))
+assert exports == 0, exports
+""",
+        {},
+    )
