@@ -346,6 +346,11 @@ Offsets offsets_of(py::handle object, const char* name) {
   return {flat, values};
 }
 
+std::vector<std::uint64_t> copied_offsets_of(py::handle object, const char* name) {
+  const Offsets given = offsets_of(object, name);
+  return {given.values.begin(), given.values.end()};
+}
+
 Device device_of(py::handle object) {
   if (!object || object.is_none()) return Device::cpu();
   return check(Device::parse(written(object)));

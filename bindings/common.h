@@ -8,6 +8,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "gil.h"
 #include "work.h"
@@ -209,6 +210,8 @@ struct Offsets {
   std::span<const std::uint64_t> values;
 };
 Offsets offsets_of(py::handle object, const char* name);
+// A copy of them, for code without the GIL: other threads may write into the array meanwhile.
+std::vector<std::uint64_t> copied_offsets_of(py::handle object, const char* name);
 // The device of an array without elements, as __dlpack_device__ and a framework's `device` name it; the CPU where neither does.
 Device device_of_empty(py::handle array);
 // Bytes per element of an array-like; 1 for raw memory.

@@ -14,6 +14,7 @@ namespace hmc::bindings {
 namespace {
 
 using Buffers = std::vector<MemoryView>;
+using Blocks = std::vector<std::uint64_t>;
 using Extent = std::pair<std::uint64_t, std::uint64_t>;
 using Layers = Argument<Extent, "layers">;
 using Heads = Argument<Extent, "heads">;
@@ -83,9 +84,8 @@ bool prepare_sums(const py::object& device, const py::object& dtype) {
 py::list runs(const Argument<Layout, "source">& source, const py::object& source_blocks, std::uint64_t source_first,
               const Argument<Layout, "target">& target, const py::object& target_blocks, std::uint64_t target_first,
               std::uint64_t tokens, const Layers& layers, const Heads& heads) {
-  const Offsets from = offsets_of(source_blocks, "source blocks"), to = offsets_of(target_blocks, "target blocks");
-  const LayoutMove move{
-      *source, {from.values, source_first}, *target, {to.values, target_first}, tokens, 0, range_of(layers), range_of(heads)};
+  const Blocks from = copied_offsets_of(source_blocks, "source blocks"), to = copied_offsets_of(target_blocks, "target blocks");
+  const LayoutMove move{*source, {from, source_first}, *target, {to, target_first}, tokens, 0, range_of(layers), range_of(heads)};
   std::vector<LayoutRuns> found;
   {
     const ReleasedGil nogil;
@@ -107,26 +107,26 @@ std::uint64_t convert(const Argument<Layout, "source">& source, const py::sequen
                       const py::object& target_blocks, std::uint64_t target_first, std::uint64_t tokens, std::uint64_t position,
                       const Layers& layers, const Heads& heads, bool digest) {
   const Buffers from = buffers_of(source_arrays, false), to = buffers_of(target_arrays, true);
-  const Offsets from_blocks = offsets_of(source_blocks, "source blocks"), to_blocks = offsets_of(target_blocks, "target blocks");
-  const LayoutMove move{*source,          {from_blocks.values, source_first},
-                        *target,          {to_blocks.values, target_first},
-                        tokens,           position,
-                        range_of(layers), range_of(heads)};
+  const Blocks from_blocks = copied_offsets_of(source_blocks, "source blocks");
+  const Blocks to_blocks = copied_offsets_of(target_blocks, "target blocks");
+  const LayoutMove move{
+      *source,        {from_blocks, source_first}, *target, {to_blocks, target_first}, tokens, position, range_of(layers),
+      range_of(heads)};
   const auto read = readable(from);
   const auto written = writable(to);
   const ReleasedGil nogil;
   return check(layout_convert(move, read, written, {digest}));
 }
 
-LayoutSelection selection_of(const Layout& layout, const Offsets& blocks, std::uint64_t first, std::uint64_t tokens,
+LayoutSelection selection_of(const Layout& layout, const Blocks& blocks, std::uint64_t first, std::uint64_t tokens,
                              std::uint64_t position, const Layers& layers, const Heads& heads) {
-  return {layout, {blocks.values, first}, tokens, position, range_of(layers), range_of(heads)};
+  return {layout, {blocks, first}, tokens, position, range_of(layers), range_of(heads)};
 }
 
 std::uint64_t digest(const Argument<Layout, "layout">& layout, const py::sequence& arrays, const py::object& blocks,
                      std::uint64_t first, std::uint64_t tokens, std::uint64_t position, const Layers& layers, const Heads& heads) {
   const Buffers buffers = buffers_of(arrays, false);
-  const Offsets list = offsets_of(blocks, "blocks");
+  const Blocks list = copied_offsets_of(blocks, "blocks");
   const auto read = readable(buffers);
   const ReleasedGil nogil;
   return check(layout_digest(selection_of(*layout, list, first, tokens, position, layers, heads), read));
@@ -136,7 +136,7 @@ py::array_t<std::uint64_t> digests(const Argument<Layout, "layout">& layout, con
                                    std::uint64_t first, std::uint64_t tokens, std::uint64_t position, const Layers& layers,
                                    const Heads& heads) {
   const Buffers buffers = buffers_of(arrays, false);
-  const Offsets list = offsets_of(blocks, "blocks");
+  const Blocks list = copied_offsets_of(blocks, "blocks");
   const auto read = readable(buffers);
   std::vector<std::uint64_t> table;
   {

@@ -52,12 +52,8 @@ void bind_memory(py::module_& module) {
       "copy_blocks_from",
       [](const Memory& self, const Argument<Memory, "source">& source, const py::object& source_offsets,
          const py::object& target_offsets, ByteCount nbytes) {
-        // Copied: other threads may write into the arrays while the GIL is released.
-        const auto copied = [](const Offsets& offsets) {
-          return std::vector<std::uint64_t>(offsets.values.begin(), offsets.values.end());
-        };
-        const auto from = copied(offsets_of(source_offsets, "source_offsets"));
-        const auto to = copied(offsets_of(target_offsets, "target_offsets"));
+        const auto from = copied_offsets_of(source_offsets, "source_offsets");
+        const auto to = copied_offsets_of(target_offsets, "target_offsets");
         const ReleasedGil nogil;
         check(self.copy_blocks_from(source, from, to, nbytes.value));
       },

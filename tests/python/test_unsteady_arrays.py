@@ -2,7 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from conftest import Pair
+
+import hmc
+from hmc import layout
+
+
+@contextlib.contextmanager
+def written(array: Any, values: tuple[int, int]) -> Iterator[None]:
+    """Another thread writes these into the array's last element in turn."""
+    ends = threading.Event()
+
+    def write() -> None:
+        while not ends.is_set():
+            for value in values:
+                array[-1] = value
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join()
 
 
 def test_a_sequence_that_makes_its_arrays_for_each_look(run_script: Callable[..., str]) -> None:
@@ -79,3 +107,35 @@ assert exports == 0, exports
 """,
         {},
     )
+
+
+def test_blocks_are_those_that_were_checked(pair: Pair) -> None:
+    count, block = 1 << 19, 8
+    size = count * block
+    local, shared = pair.a.buffer(size + block), pair.b.buffer(size)
+    shared.memory.fill(7)
+    remote = pair.ab.import_buffer(shared.descriptor(), timeout=20)
+    fixed = np.arange(count, dtype=np.uint64) * block
+    offsets = fixed.copy()
+    with written(offsets, (size, size - block)):  # beyond the slice, within it
+        for _ in range(60):
+            try:
+                batch = pair.ab.prepare_blocks([(local[:size], offsets, remote, fixed)], block=block)
+            except hmc.InvalidArgumentError:
+                continue
+            pair.ab.get_blocks(batch).wait(20)
+            assert not np.any(local.numpy()[size:])
+
+
+def test_blocks_of_a_cache_are_those_that_were_checked() -> None:
+    count = 1 << 19
+    cache = layout.Layout(f"L=1 B={count} H=1 N=1 (kv D=4) f32")
+    fixed = np.arange(count, dtype=np.uint64)
+    blocks = fixed.copy()
+    with written(blocks, (1 << 40, count - 1)):
+        for _ in range(60):
+            try:
+                found = layout.runs(cache, blocks, cache, fixed, count)
+            except hmc.InvalidArgumentError:
+                continue
+            assert all(one.source_offsets.max() < cache.buffer_bytes for one in found)

@@ -79,12 +79,15 @@ Status check_offsets(std::string_view side, std::size_t pair, std::span<const st
                                             " leaves the buffer slice of " + std::to_string(size) + " bytes");
 }
 
-std::vector<std::uint64_t> shifted(std::span<const std::uint64_t> offsets, std::uint64_t base) {
-  std::vector<std::uint64_t> result(offsets.begin(), offsets.end());
+// A copy, which is checked: the caller's other threads may change the offsets meanwhile.
+Result<std::vector<std::uint64_t>> checked_offsets(std::string_view side, std::size_t pair, std::span<const std::uint64_t> given,
+                                                   std::size_t block, std::size_t size, std::uint64_t base) {
+  std::vector<std::uint64_t> offsets(given.begin(), given.end());
+  HMC_TRY(check_offsets(side, pair, offsets, block, size));
   if (base != 0) {
-    for (std::uint64_t& offset : result) offset += base;
+    for (std::uint64_t& offset : offsets) offset += base;
   }
-  return result;
+  return offsets;
 }
 
 template <class T>
@@ -219,13 +222,12 @@ Result<BlockBatch> Transfers::prepare_blocks(std::span<const BlockPair> pairs, s
       return bad(std::to_string(pair.local_offsets.size()) + " local offsets, " + std::to_string(pair.remote_offsets.size()) +
                  " remote ones");
     }
-    HMC_TRY(check_offsets("local", i, pair.local_offsets, block, pair.local.size()));
-    HMC_TRY(check_offsets("remote", i, pair.remote_offsets, block, pair.remote.size()));
+    HMC_ASSIGN(auto local, checked_offsets("local", i, pair.local_offsets, block, pair.local.size(), pair.local.offset()));
+    HMC_ASSIGN(auto remote, checked_offsets("remote", i, pair.remote_offsets, block, pair.remote.size(), pair.remote.offset()));
     if (pair.remote.access() != Access::read_write) batch->writable = false;
     if (pair.local.state()->exposure->read_only) batch->local_writable = false;
-    batch->blocks += pair.local_offsets.size();
-    batch->pairs.push_back({pair.local.state(), pair.remote.state(), shifted(pair.local_offsets, pair.local.offset()),
-                            shifted(pair.remote_offsets, pair.remote.offset())});
+    batch->blocks += local.size();
+    batch->pairs.push_back({pair.local.state(), pair.remote.state(), std::move(local), std::move(remote)});
     add_once(batch->locals, pair.local.state().get());
     add_once(batch->remotes, pair.remote.state().get());
   }
