@@ -77,8 +77,9 @@ std::optional<double> seconds_of(py::handle timeout) {
   if (truth || (seconds == -1.0 && PyErr_Occurred() != nullptr)) {
     if (!truth && PyErr_ExceptionMatches(PyExc_OverflowError) != 0) {  // an int that no double holds
       PyErr_Clear();
-      const bool negative = PyObject_RichCompareBool(timeout.ptr(), py::int_(0).ptr(), Py_LT) == 1;
-      return negative ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
+      const int negative = PyObject_RichCompareBool(timeout.ptr(), py::int_(0).ptr(), Py_LT);
+      if (negative < 0) throw py::error_already_set();
+      return negative == 1 ? -std::numeric_limits<double>::infinity() : std::numeric_limits<double>::infinity();
     }
     if (!truth && PyErr_ExceptionMatches(PyExc_TypeError) == 0) throw py::error_already_set();
     PyErr_Clear();

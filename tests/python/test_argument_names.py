@@ -211,6 +211,16 @@ def test_what_an_index_raises_is_raised(live: dict[str, Any], raised: type[BaseE
             call()
 
 
+def test_a_timeout_beyond_a_float_that_compares_with_nothing(live: dict[str, Any]) -> None:
+    class Huge:
+        def __float__(self) -> float:
+            raise OverflowError
+
+    for call in (live["Communicator"].barrier, live["Communicator"].notifications, live["Context"].accept):
+        with pytest.raises(TypeError, match="not supported between"):
+            call(timeout=Huge())
+
+
 def test_iterables_are_sequences(live: dict[str, Any]) -> None:
     comm = live["Communicator"]
     for number, ranks in enumerate(({0}, (rank for rank in [0]), {0: 1}.keys(), range(1), np.array([0])), 5):
