@@ -7,6 +7,7 @@
 #include <array>
 #include <new>
 #include <string_view>
+#include <typeinfo>
 
 #include "common.h"
 
@@ -53,10 +54,11 @@ class Signature {
   std::size_t required_;
 };
 
-// The C++ object of a pybind11 instance whose type the method descriptor has checked.
+// The C++ object of a pybind11 instance whose type the method descriptor has checked. The instance may be of several classes.
 template <class T>
 T& self_as(PyObject* self) {
-  T* const value = reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder().value_ptr<T>();
+  static const py::detail::type_info* const type = py::detail::get_type_info(typeid(T));
+  T* const value = reinterpret_cast<py::detail::instance*>(self)->get_value_and_holder(type).template value_ptr<T>();
   if (value == nullptr) [[unlikely]]
     refuse_uninitialised(self);
   return *value;

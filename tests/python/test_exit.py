@@ -198,6 +198,24 @@ print("ok")
     assert out == "ok\n"
 
 
+def test_a_call_on_an_object_of_two_classes_is_on_its_own() -> None:
+    out = run("""
+class Both(hmc.Topology, hmc.Communicator): pass
+made = Both.__new__(Both)
+hmc.Topology.__init__(made)
+for host in range(4): made.add_card(f"a host with a long name {host}", "cpu")
+for call in (made.barrier, lambda: made.send(np.zeros(1), 0), lambda: made.all_reduce(np.zeros(1)), lambda: made.wait_notify(0, 1)):
+    try:
+        call()
+    except TypeError as error:
+        assert "not initialised" in str(error), error
+    else:
+        raise SystemExit("a call on nothing returned")
+print("ok")
+""")
+    assert out == "ok\n"
+
+
 SUBINTERPRETER = """
 try:
     import _interpreters as interpreters
