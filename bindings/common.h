@@ -100,6 +100,9 @@ void set_error(const Status& status) noexcept;  // PyErr_SetObject, for C functi
 [[noreturn]] void refuse_uninitialised(py::handle object);
 // Makes every class of the module refuse calls on such objects; pybind11 would call them on uninitialised memory.
 void refuse_uninitialised_objects(py::module_& module);
+// Makes them refuse pickle and copy. With protocols 0 and 1 Python would make an object of pybind11's base class, which ends the
+// process.
+void refuse_pickling(py::module_& module);
 
 // Python code of array libraries, which the end of the interpreter may interrupt (in_interpreter). GIL held.
 bool has_attribute(py::handle object, const char* name);            // false whatever it raises

@@ -18,6 +18,16 @@ py::handle class_of(Code code) {
   return by_code.contains(key) ? py::handle(py::reinterpret_borrow<py::dict>(by_code)[key]) : base;
 }
 
+// Calls change(class, its record) for each class of pybind11 in the module.
+template <class Change>
+void for_each_class(const py::module_& module, Change change) {
+  for (const auto& [name, value] : module.attr("__dict__").cast<py::dict>()) {
+    if (PyType_Check(value.ptr()) == 0) continue;
+    auto* const info = py::detail::get_type_info(reinterpret_cast<PyTypeObject*>(value.ptr()));
+    if (info != nullptr) change(value, *info);
+  }
+}
+
 }  // namespace
 
 void check(const Status& status) {
@@ -31,15 +41,21 @@ void refuse_uninitialised(py::handle object) {
 }
 
 void refuse_uninitialised_objects(py::module_& module) {
-  for (const auto& [name, value] : module.attr("__dict__").cast<py::dict>()) {
-    if (PyType_Check(value.ptr()) == 0) continue;
-    if (auto* info = py::detail::get_type_info(reinterpret_cast<PyTypeObject*>(value.ptr())); info != nullptr) {
-      // Where an argument is loaded, pybind11 allocates what an old-style __init__ would construct in place; none of ours does.
-      info->operator_new = [](std::size_t) -> void* {
-        throw py::type_error("this object was not initialised: its __init__() has not run");
-      };
-    }
-  }
+  for_each_class(module, [](py::handle, py::detail::type_info& info) {
+    // Where an argument is loaded, pybind11 allocates what an old-style __init__ would construct in place; none of ours does.
+    info.operator_new = [](std::size_t) -> void* {
+      throw py::type_error("this object was not initialised: its __init__() has not run");
+    };
+  });
+}
+
+void refuse_pickling(py::module_& module) {
+  for_each_class(module, [](py::handle cls, py::detail::type_info&) {
+    const auto refuse_object = [](const py::object& self) -> py::object {
+      throw py::type_error(std::string("cannot pickle '") + Py_TYPE(self.ptr())->tp_name + "' object");
+    };
+    cls.attr("__reduce__") = py::cpp_function(refuse_object, py::name("__reduce__"), py::is_method(cls));
+  });
 }
 
 void refuse_if_forked(const Context& context) {

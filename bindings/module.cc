@@ -34,6 +34,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   hmc::bindings::bind_experts(module);
   hmc::bindings::bind_baseline(module);
   hmc::bindings::refuse_uninitialised_objects(module);
+  hmc::bindings::refuse_pickling(module);
   hmc::bindings::guard_interpreter();
 }
 

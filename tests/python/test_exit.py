@@ -216,6 +216,29 @@ print("ok")
     assert out == "ok\n"
 
 
+def test_objects_can_neither_be_pickled_nor_copied() -> None:
+    out = run("""
+import copy, pickle
+comm = hmc.init(0, 1)
+topology = hmc.Topology()
+topology.add_card("host", "cpu")
+objects = (comm, comm.local[0], comm.context, comm.peer(0), hmc.Memory(8), comm.buffer(8), topology, topology.cards[0],
+           comm.path(0), comm.batch(), comm.irecv(np.zeros(1), 0), hmc.CompletionQueue())
+for one in objects:
+    calls = [lambda protocol=protocol: pickle.dumps(one, protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
+    for call in (*calls, lambda: copy.copy(one), lambda: copy.deepcopy(one)):
+        try:
+            raise SystemExit(repr(call()))
+        except TypeError as error:
+            assert type(one).__name__ in str(error), error
+class Named(hmc.Memory):
+    def __reduce__(self): return Named, (self.nbytes,)
+assert pickle.loads(pickle.dumps(Named(5))).nbytes == 5
+print("ok")
+""")
+    assert out == "ok\n"
+
+
 SUBINTERPRETER = """
 try:
     import _interpreters as interpreters
