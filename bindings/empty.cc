@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "arguments.h"
 #include "common.h"
 #include "interop.h"
 
@@ -59,7 +60,7 @@ Device device_of_empty(py::handle array) {
   const std::optional<Device> named = named_device(array);
   const py::object says = attribute_or_null(array, "__dlpack_device__");
   if (!says) return named ? *named : device_of_cuda_arrays();
-  const auto [type, index] = call_python(says).cast<std::pair<std::int32_t, int>>();
+  const auto [type, index] = argument_of<std::pair<int, int>>(call_python(says), "__dlpack_device__");
   if (dlpack_on_host(type)) return Device::cpu();
   // Torch calls AMD's devices "cuda" too: the name counts only where its vendor has this type.
   if (named && interop_of(named->vendor()).dlpack == type) return *named;

@@ -35,7 +35,7 @@ class Signature {
       if (i == N) {
         for (i = 0; i < N && PyUnicode_Compare(interned_[i], name) != 0;) ++i;
       }
-      if (i == N) fail("got an unexpected keyword argument '" + py::handle(name).cast<std::string>() + "'");
+      if (i == N) fail("got an unexpected keyword argument '" + written(name) + "'");
       if (values[i]) fail("got multiple values for argument '" + std::string(names_[i]) + "'");
       values[i] = args[count + k];
     }
@@ -91,6 +91,8 @@ PyObject* guarded(Body body) noexcept {
     set_error(error.status());
   } catch (py::error_already_set& error) {
     error.restore();
+  } catch (const py::cast_error& error) {
+    PyErr_SetString(PyExc_TypeError, error.what());
   } catch (const py::builtin_exception& error) {
     error.set_error();
   } catch (const std::bad_alloc&) {

@@ -274,6 +274,31 @@ def test_half_a_surrogate_is_no_text(live: dict[str, Any], call: Callable[[Any, 
         call(live["Communicator"], "\ud800")
 
 
+def test_half_a_surrogate_is_no_keyword(live: dict[str, Any]) -> None:
+    for owner, name in (("Communicator", "barrier"), ("Member", "all_reduce"), ("Peer", "send")):
+        with pytest.raises(TypeError, match=r"unexpected keyword argument '\\ud800'"):
+            getattr(live[owner], name)(np.zeros(1), **{"\ud800": 1})
+
+
+def test_what_is_no_device_of_dlpack(live: dict[str, Any]) -> None:
+    class Wrong:
+        @property
+        def __cuda_array_interface__(self) -> dict[str, Any]:
+            return {"shape": (0,), "typestr": "<f4", "data": (0, False), "version": 3}
+
+        def __dlpack_device__(self) -> Any:
+            return "cuda", "0"
+
+    comm: hmc.Communicator = live["Communicator"]
+    for call in (
+        lambda: comm.isend(Wrong(), 0),
+        lambda: comm.all_reduce(Wrong(), dtype="float32"),
+        lambda: comm.broadcast(Wrong()),
+    ):
+        with pytest.raises(TypeError, match="__dlpack_device__ must be an int, not a str"):
+            call()
+
+
 def test_a_vendor_that_cannot_be_simulated() -> None:
     with pytest.raises(ValueError, match="'cpu' is not a vendor"):
         testing.environment("cpu")
