@@ -54,6 +54,7 @@ std::size_t contiguous_bytes(py::handle array, const py::dict& face) {
   if (given(face, "strides")) strides = entry<std::vector<std::int64_t>>(array, face, "strides");
   if (!strides.empty() && strides.size() != shape.size()) malformed(array, "has strides for another shape");
   std::size_t bytes = item_size(array, entry<std::string>(array, face, "typestr"));
+  if (bytes > most) malformed(array, "has elements that no memory holds");
   bool contiguous = true;
   bool empty = bytes == 0;
   for (std::size_t i = shape.size(); i-- > 0;) {
