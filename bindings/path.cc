@@ -1,4 +1,4 @@
-#include "common.h"
+#include "arguments.h"
 
 namespace hmc::bindings {
 
@@ -39,7 +39,10 @@ void bind_path(py::module_& module) {
     return all;
   });
   // The file that a Python package brings, for the library that the variable names.
-  module.def("suggest_library", &suggest_library, py::arg("variable"), py::arg("path"));
+  module.def(
+      "suggest_library",
+      [](const Text<"variable">& variable, const py::object& path) { suggest_library(*variable, file_of(path, "path")); },
+      py::arg("variable"), py::arg("path"));
   module.def("keygen", [] { return generate_job_key(); });
   module.def("transports", [] {
     const auto transports = [] {

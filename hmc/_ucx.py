@@ -14,5 +14,5 @@ def suggest() -> None:
     for folder in (package.submodule_search_locations or []) if package else []:
         library = Path(folder, "lib", "libucp.so.0")
         if library.exists():
-            _core.suggest_library("HMC_UCX_LIBRARY", str(library))
+            _core.suggest_library("HMC_UCX_LIBRARY", library)
             return

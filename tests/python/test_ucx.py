@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -54,6 +55,15 @@ def test_it_is_used_only_where_it_is_named() -> None:
     )
     assert "libhmc" in done.stdout
     assert "libucp" not in done.stdout
+
+
+def test_a_package_in_a_folder_whose_name_is_not_utf_8(tmp_path: Path) -> None:
+    package = os.fsencode(tmp_path) + b"/\xff/libucx"
+    os.makedirs(package + b"/lib")
+    for name in (b"/__init__.py", b"/lib/libucp.so.0"):
+        Path(os.fsdecode(package + name)).touch()
+    folders = os.pathsep.join([os.fsdecode(os.path.dirname(package)), os.environ.get("PYTHONPATH", "")])
+    assert info(HMC_TRANSPORTS="ucx", PYTHONPATH=folders)["reason"]
 
 
 def test_what_it_says_of_itself(ucx: str) -> None:
