@@ -217,13 +217,13 @@ py::dict launch_dict() {
   return row;
 }
 
-py::object init(int rank, int size, const std::string& rendezvous, const py::object& devices,
+py::object init(int rank, int size, const Text<"rendezvous">& rendezvous, const py::object& devices,
                 const std::optional<Topology>& topology, double timeout, const py::kwargs& settings) {
   InitOptions options;
   Callbacks callbacks;
   options.rank = rank;
   options.size = size;
-  options.rendezvous = rendezvous;
+  options.rendezvous = *rendezvous;
   if (!devices.is_none()) {
     for (const py::handle device : devices) options.devices.push_back(device_of(device));
   }

@@ -19,7 +19,7 @@ std::vector<int> one_per_member(const py::object& value, const char* name, int f
   return all;
 }
 
-py::object join(const std::string& invitation, const py::object& devices, double timeout, const py::kwargs& settings) {
+py::object join(const Text<"invitation">& invitation, const py::object& devices, double timeout, const py::kwargs& settings) {
   JoinOptions options;
   Callbacks callbacks;
   if (!devices.is_none()) {
@@ -27,7 +27,7 @@ py::object join(const std::string& invitation, const py::object& devices, double
   }
   options.timeout_seconds = timeout;
   options.context = context_options(settings, callbacks);
-  py::object made = py::cast(interruptible([&] { return Communicator::join(invitation, options); }));
+  py::object made = py::cast(interruptible([&] { return Communicator::join(*invitation, options); }));
   show_callbacks(made, std::move(callbacks));
   return made;
 }

@@ -267,6 +267,8 @@ def test_numbers_that_are_no_stream(live: dict[str, Any], number: int) -> None:
         lambda _, text: hmc.Context(name=text),
         lambda _, text: hmc.Context(policy=text),
         lambda _, text: hmc.Context(**{text: 1}),
+        lambda _, text: hmc.init(0, 1, rendezvous=text),
+        lambda _, text: hmc.join(text),
     ],
 )
 def test_half_a_surrogate_is_no_text(live: dict[str, Any], call: Callable[[Any, str], Any]) -> None:
