@@ -80,7 +80,9 @@ void bind_context(py::module_& module) {
       // As py::init makes it, but with the object to show the callbacks.
       .def(
           "__init__",
-          [](py::detail::value_and_holder& self, const py::kwargs& settings) {
+          [](py::detail::value_and_holder& self, const py::args& positional, const py::kwargs& settings) {
+            // pybind11's refusal would show the key.
+            if (!positional.empty()) throw py::type_error("Context() takes keyword arguments only, such as listen= and key=");
             Callbacks callbacks;
             const ContextOptions options = context_options(settings, callbacks);
             const auto create = [&] {

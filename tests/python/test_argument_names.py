@@ -301,6 +301,12 @@ def test_what_is_no_device_of_dlpack(live: dict[str, Any]) -> None:
             call()
 
 
+def test_a_key_beside_a_wrong_argument_is_not_shown() -> None:
+    with pytest.raises(TypeError, match="takes keyword arguments only") as raised:
+        hmc.Context("unix:/tmp/x", key="a secret")  # type: ignore[call-arg]
+    assert "secret" not in str(raised.value)
+
+
 def test_a_vendor_that_cannot_be_simulated() -> None:
     with pytest.raises(ValueError, match="'cpu' is not a vendor"):
         testing.environment("cpu")
