@@ -240,7 +240,8 @@ bool BlockingCall::asked() {
 }
 
 void bind_errors(py::module_&) {
-  py::register_exception_translator([](std::exception_ptr pointer) {
+  // For the functions of this module alone: other extensions of pybind11 in the process have their own exceptions.
+  py::register_local_exception_translator([](std::exception_ptr pointer) {
     try {
       if (pointer) std::rethrow_exception(pointer);
     } catch (const StatusError& error) {
