@@ -18,17 +18,25 @@ class CallerStream {
     view.stream = handle_;
     return view;
   }
-  // What comes on the stream later waits for the call.
-  [[nodiscard]] Work join(Work work, std::initializer_list<MemoryView> views) const {
-    for (const MemoryView& view : views) {
-      if (!given_ || view.bytes == 0) continue;
-      check(work.join(view.device, handle_));
-      break;
-    }
-    return work;
+  // The Work that `post` returns. What comes on the stream later waits for it: the first collective of a group may wait until it is
+  // known who carries it out.
+  template <class Post>
+  [[nodiscard]] Work start(std::initializer_list<MemoryView> views, Post post) const {
+    return interruptible([&]() -> Result<Work> {
+      HMC_ASSIGN(Work work, post());
+      HMC_TRY(join(work, views));
+      return work;
+    });
   }
 
  private:
+  Status join(const Work& work, std::initializer_list<MemoryView> views) const {
+    for (const MemoryView& view : views) {
+      if (given_ && view.bytes != 0) return work.join(view.device, handle_);
+    }
+    return {};
+  }
+
   const bool given_;
   const StreamHandle handle_;
 };

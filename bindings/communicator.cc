@@ -164,8 +164,7 @@ void bind_ranked(Class& cls) {
             const CallerStream ordered(stream);
             const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(view_of(inp, false));
             const std::string_view name = *algorithm ? std::string_view(**algorithm) : std::string_view();
-            const ReleasedGil nogil;
-            return ordered.join(check(member_of(self).iall_to_all(to, from, name)), {to, from});
+            return ordered.start({to, from}, [&] { return member_of(self).iall_to_all(to, from, name); });
           },
           py::arg("out"), py::arg("inp"), py::arg("algorithm") = py::none(), py::arg("stream") = py::none(),
           "As all_to_all of arrays, but returns a Work at once. stream: as in iall_reduce.")
@@ -177,9 +176,8 @@ void bind_ranked(Class& cls) {
             const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(view_of(inp, false));
             const LayoutArrays out_layout(out_counts, out_displacements, item_size_of(out), "out_");
             const LayoutArrays in_layout(in_counts, in_displacements, item_size_of(inp), "in_");
-            const ReleasedGil nogil;
-            return ordered.join(check(member_of(self).iall_to_all_v(to, out_layout.layout(), from, in_layout.layout())),
-                                {to, from});
+            return ordered.start({to, from},
+                                 [&] { return member_of(self).iall_to_all_v(to, out_layout.layout(), from, in_layout.layout()); });
           },
           py::arg("out"), py::arg("out_counts"), py::arg("inp"), py::arg("in_counts"), py::arg("out_displacements") = py::none(),
           py::arg("in_displacements") = py::none(), py::arg("stream") = py::none(),

@@ -137,8 +137,7 @@ void bind_reducing(Class& cls) {
            const py::object source = input_of(out, inp);
            const Reduction reduction = exactly(exact, reduction_of(out, source, op, factor, dtype));
            const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(view_of(source, false));
-           const ReleasedGil nogil;
-           return ordered.join(check(member_of(self).iall_reduce(to, from, reduction, text(algorithm))), {to, from});
+           return ordered.start({to, from}, [&] { return member_of(self).iall_reduce(to, from, reduction, text(algorithm)); });
          },
          arg("out"), arg("inp") = py::none(), arg("op") = "sum", arg("factor") = py::none(), arg("dtype") = py::none(),
          arg("exact") = false, arg("algorithm") = py::none(), arg("stream") = py::none(),
@@ -183,13 +182,13 @@ void bind_reducing(Class& cls) {
             const Reduction reduction = exactly(exact, reduction_of(out, inp, op, factor, dtype));
             const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(view_of(inp, false));
             if (counts.is_none()) {
-              const ReleasedGil nogil;
-              return ordered.join(check(member_of(self).ireduce_scatter(to, from, reduction, text(algorithm))), {to, from});
+              return ordered.start({to, from},
+                                   [&] { return member_of(self).ireduce_scatter(to, from, reduction, text(algorithm)); });
             }
             const LayoutArrays layout(counts, {}, size_of(reduction.type));
-            const ReleasedGil nogil;
-            return ordered.join(check(member_of(self).ireduce_scatter_v(to, from, layout.layout(), reduction, text(algorithm))),
-                                {to, from});
+            return ordered.start({to, from}, [&] {
+              return member_of(self).ireduce_scatter_v(to, from, layout.layout(), reduction, text(algorithm));
+            });
           },
           arg("out"), arg("inp"), arg("op") = "sum", arg("counts") = py::none(), arg("factor") = py::none(),
           arg("dtype") = py::none(), arg("exact") = false, arg("algorithm") = py::none(), arg("stream") = py::none(),
@@ -225,8 +224,7 @@ void bind_reducing(Class& cls) {
             const py::object source = input_of(out, inp);
             const Reduction reduction = exactly(exact, reduction_of(out, source, op, factor, dtype));
             const MemoryView to = ordered.of(maybe_view(out, true)), from = ordered.of(view_of(source, false));
-            const ReleasedGil nogil;
-            return ordered.join(check(member_of(self).ireduce(to, from, root, reduction, text(algorithm))), {to, from});
+            return ordered.start({to, from}, [&] { return member_of(self).ireduce(to, from, root, reduction, text(algorithm)); });
           },
           arg("out"), arg("inp") = py::none(), arg("root") = 0, arg("op") = "sum", arg("factor") = py::none(),
           arg("dtype") = py::none(), arg("exact") = false, arg("algorithm") = py::none(), arg("stream") = py::none(),
@@ -269,12 +267,11 @@ void bind_spreading(Class& cls) {
             const CallerStream ordered(stream);
             const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(view_of(inp, false));
             if (!uneven(counts, displacements)) {
-              const ReleasedGil nogil;
-              return ordered.join(check(member_of(self).iall_gather(to, from, text(algorithm))), {to, from});
+              return ordered.start({to, from}, [&] { return member_of(self).iall_gather(to, from, text(algorithm)); });
             }
             const LayoutArrays layout(counts, displacements, item_size_of(out));
-            const ReleasedGil nogil;
-            return ordered.join(check(member_of(self).iall_gather_v(to, layout.layout(), from, text(algorithm))), {to, from});
+            return ordered.start({to, from},
+                                 [&] { return member_of(self).iall_gather_v(to, layout.layout(), from, text(algorithm)); });
           },
           arg("out"), arg("inp"), arg("counts") = py::none(), arg("displacements") = py::none(), arg("algorithm") = py::none(),
           arg("stream") = py::none(), "As all_gather of arrays, but returns a Work at once. stream: as in iall_reduce.")
@@ -302,8 +299,7 @@ void bind_spreading(Class& cls) {
             const CallerStream ordered(stream);
             const Member member = member_of(self);
             const MemoryView view = ordered.of(view_of(array, member.rank() != *root));
-            const ReleasedGil nogil;
-            return ordered.join(check(member.ibroadcast(view, root, text(algorithm))), {view});
+            return ordered.start({view}, [&] { return member.ibroadcast(view, root, text(algorithm)); });
           },
           arg("array"), arg("root") = 0, arg("algorithm") = py::none(), arg("stream") = py::none(),
           "As broadcast of an array, but returns a Work at once. stream: as in iall_reduce.");
@@ -343,8 +339,7 @@ void bind_rooted(Class& cls) {
           [](const T& self, const py::object& out, const py::object& inp, const Root& root, const py::object& stream) {
             const CallerStream ordered(stream);
             const MemoryView to = ordered.of(maybe_view(out, true)), from = ordered.of(view_of(inp, false));
-            const ReleasedGil nogil;
-            return ordered.join(check(member_of(self).igather(to, from, root)), {to, from});
+            return ordered.start({to, from}, [&] { return member_of(self).igather(to, from, root); });
           },
           arg("out"), arg("inp"), arg("root") = 0, arg("stream") = py::none(),
           "As gather of equal blocks, but returns a Work at once. stream: as in iall_reduce.")
@@ -379,8 +374,7 @@ void bind_rooted(Class& cls) {
           [](const T& self, const py::object& out, const py::object& inp, const Root& root, const py::object& stream) {
             const CallerStream ordered(stream);
             const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(maybe_view(inp, false));
-            const ReleasedGil nogil;
-            return ordered.join(check(member_of(self).iscatter(to, from, root)), {to, from});
+            return ordered.start({to, from}, [&] { return member_of(self).iscatter(to, from, root); });
           },
           arg("out"), arg("inp") = py::none(), arg("root") = 0, arg("stream") = py::none(),
           "As scatter of equal blocks, but returns a Work at once. stream: as in iall_reduce.");

@@ -168,8 +168,7 @@ void bind_work(py::module_& module) {
       [](const Work& work, const py::object& stream, const py::object& device) {
         const StreamHandle handle = stream_of(stream);
         const Device where = device.is_none() ? stream_device(stream) : device_of(device);
-        const ReleasedGil nogil;
-        check(work.join(where, handle));
+        interruptible([&] { return work.join(where, handle); });
       },
       py::arg("stream"), py::arg("device") = py::none(),
       "Makes a device's stream wait until the operation is complete, with whatever outcome; returns at once, but for a group's "

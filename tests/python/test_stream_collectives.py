@@ -298,3 +298,37 @@ caller.synchronize()
 comm.barrier(timeout=60)
 """,
     )
+
+
+def test_ctrl_c_ends_the_join_of_a_groups_first_collective(run_job: Callable[..., str]) -> None:
+    # It waits up to 10 s for the other rank's call: only then it is known who carries the collective out.
+    job(
+        run_job,
+        "cuda",
+        "cuda:1",
+        """
+import signal
+
+comm = hmc.init()
+buf = comm.buffer(1000, device="cuda:0" if comm.rank == 0 else target)
+told = np.zeros(1)
+for way in ("stream=", "join"):
+    group = comm.split(0, timeout=30)
+    if comm.rank == 0:
+        caller = Caller(vendor)
+        try:
+            threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGINT)).start()
+            if way == "join":
+                work = group.iall_reduce(buf, dtype="uint8")
+                work.join(caller.stream, "cuda:0")
+            else:
+                group.iall_reduce(buf, dtype="uint8", stream=caller.stream)
+            time.sleep(30)
+        except KeyboardInterrupt:
+            comm.send(told, 1, timeout=30)
+    else:
+        comm.recv(told, 0, timeout=6)
+        group.iall_reduce(buf, dtype="uint8").wait(30)
+    comm.barrier(timeout=60)
+""",
+    )
