@@ -102,6 +102,7 @@ Status UcxEndpoint::start(kit::Operation& operation) {
 Status UcxEndpoint::withdraw(kit::Operation& operation) {
   HMC_TRY(EndpointBase::withdraw(operation));
   transfers_.withdraw(static_cast<Op&>(operation));
+  if (due()) engine_->kick();  // another has its place
   return {};
 }
 
@@ -216,10 +217,12 @@ void UcxEndpoint::take(const MessageHead& head, ByteSpan body) {
     case MessageKind::signal:
       return sink_->on_signal(body);
     case MessageKind::put_last:
-      return void(server_.on_put(head));
-    case MessageKind::put_signal:
-      if (server_.on_put(head) && ready()) sink_->on_signal(body);
+    case MessageKind::put_signal: {
+      const auto in_place = server_.on_put(head);
+      if (!in_place) return fail(Status(Code::protocol, "the peer leaves more puts unanswered than this version would"));
+      if (*in_place && head.kind == MessageKind::put_signal && ready()) sink_->on_signal(body);
       return;
+    }
     case MessageKind::put_done:
       return transfers_.on_put_done(head);
     case MessageKind::get:

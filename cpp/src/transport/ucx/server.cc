@@ -21,7 +21,7 @@ bool Server::place(const MessageHead& head, ByteSpan body) {
   Code refusal = Code::ok;
   if (const UcxLocalRegion* region = region_of(head, body.size(), true, refusal)) {
     std::memcpy(region->data() + head.offset, body.data(), body.size());
-  } else if (failed_puts_.size() >= max_serving) {
+  } else if (failed_puts_.size() >= max_unanswered_puts) {
     return false;
   } else {
     failed_puts_.emplace(head.op, refusal);
@@ -29,7 +29,8 @@ bool Server::place(const MessageHead& head, ByteSpan body) {
   return true;
 }
 
-bool Server::on_put(const MessageHead& head) {
+std::optional<bool> Server::on_put(const MessageHead& head) {
+  if (answers_.size() >= max_unanswered_puts) return std::nullopt;
   MessageHead answer;
   answer.kind = MessageKind::put_done;
   answer.op = head.op;

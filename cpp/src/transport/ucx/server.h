@@ -9,6 +9,7 @@
 #include <deque>
 #include <map>
 #include <memory>
+#include <optional>
 
 #include "transport/ucx/channel.h"
 #include "transport/ucx/region.h"
@@ -24,8 +25,9 @@ class Server {
   [[nodiscard]] bool empty() const noexcept { return answers_.empty() && serving_.empty(); }
   // Bytes of a put. False: the peer cannot have sent them.
   bool place(const MessageHead& head, ByteSpan body);
-  // The end of a put: answers it. True: all its bytes are in place.
-  bool on_put(const MessageHead& head);
+  // The end of a put: answers it. True: all its bytes are in place; false: they were refused; none: more than a peer leaves
+  // unanswered.
+  std::optional<bool> on_put(const MessageHead& head);
   // False: more than a peer asks for.
   bool on_get(const MessageHead& head);
   // What there is room for. True if any went.
@@ -34,7 +36,7 @@ class Server {
 
  private:
   static constexpr std::size_t turn_bytes = 1 << 20;  // of answers sent at a time
-  static constexpr std::size_t max_serving = 4096;    // gets, and failed puts
+  static constexpr std::size_t max_serving = 4096;    // gets
   struct Serving {
     MessageHead head;
     std::size_t sent;

@@ -29,11 +29,11 @@ void Transfers::add(Op& op, bool reached) {
     (direct(kind) ? op.direct : op.in_messages) = true;
   }
   if (op.on_device) ++device_ops_;
-  reached ? turns_.push_back(&op) : held_.push_back(op.number);
+  reached ? turns_.add(op) : held_.push_back(op.number);
 }
 
 void Transfers::withdraw(Op& op) {
-  std::erase(turns_, &op);
+  turns_.withdraw(op);
   std::erase(held_, op.number);
   if (op.on_device) --device_ops_;
 }
@@ -56,7 +56,7 @@ bool Transfers::release_held() {
     moved = true;
     std::erase(held_, number);
     if (reached.ok()) {
-      turns_.push_back(op);
+      turns_.add(*op);
       continue;
     }
     op->failure = reached.status();
@@ -70,8 +70,7 @@ bool Transfers::advance() {
   bool moved = false;
   for (std::size_t budget = turn_bytes;
        endpoint_.ready() && budget != 0 && !turns_.empty() && requests_.room_for(Request::Kind::data);) {
-    Op& op = *turns_.front();
-    turns_.pop_front();
+    Op& op = turns_.take();
     op.started = true;
     std::size_t turn = std::min(budget, chunk_bytes);
     while (!op.cursor.at_end() && turn != 0 && requests_.room_for(Request::Kind::data)) {
@@ -89,7 +88,7 @@ bool Transfers::advance() {
     if (op.cursor.at_end()) {
       handed_over(op);
     } else {
-      turns_.push_back(&op);
+      turns_.put_back(op);
     }
   }
   while (endpoint_.ready() && flush_due() && flush()) moved = true;
@@ -208,7 +207,7 @@ void Transfers::end(Op& op) {
 // What is in flight of it ends first.
 void Transfers::refuse(Op& op, const Status& reason) {
   if (op.failure.ok()) op.failure = reason;
-  std::erase(turns_, &op);
+  turns_.remove(op);
   op.cursor = RunCursor();
 }
 
@@ -264,6 +263,7 @@ void Transfers::on_put_done(const MessageHead& head) {
     return endpoint_.fail(Status(Code::protocol, "the peer answers a put that was not made"));
   }
   op->answered = true;
+  turns_.answered();
   if (head.code != Code::ok && op->failure.ok()) op->failure = refused(head.code);
   settle(*op);
 }

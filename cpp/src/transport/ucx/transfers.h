@@ -30,6 +30,52 @@ struct Op final : kit::Operation {
   std::uint64_t last_region = 0;  // that a message of it named
 };
 
+// Turns: the operations with something left to hand over. Puts in messages begin only while few are unanswered, so that a peer that
+// the answers do not reach keeps few of them. Transfers owns it. Engine lock held.
+class Turns {
+ public:
+  [[nodiscard]] bool empty() const noexcept { return begun_.empty(); }
+  // A new one.
+  void add(Op& op) {
+    if (awaits_answer(op) && unanswered_ == max_unanswered_puts) return later_.push_back(&op);
+    if (awaits_answer(op)) ++unanswered_;
+    begun_.push_back(&op);
+  }
+  // The next one, until it is put back.
+  [[nodiscard]] Op& take() noexcept {
+    Op& first = *begun_.front();
+    begun_.pop_front();
+    return first;
+  }
+  void put_back(Op& op) { begun_.push_back(&op); }
+  // Nothing more of it is handed over, whose end is.
+  void remove(Op& op) noexcept { std::erase(begun_, &op); }
+  // Nothing of it has been handed over, nor will be.
+  void withdraw(Op& op) {
+    std::erase(later_, &op);
+    if (std::erase(begun_, &op) != 0 && awaits_answer(op)) answered();
+  }
+  // The peer has answered a put.
+  void answered() {
+    --unanswered_;
+    if (later_.empty()) return;
+    Op& next = *later_.front();
+    later_.pop_front();
+    add(next);
+  }
+  void clear() noexcept {
+    begun_.clear();
+    later_.clear();
+    unanswered_ = 0;
+  }
+
+ private:
+  static bool awaits_answer(const Op& op) noexcept { return op.is_put && op.in_messages; }
+
+  std::deque<Op*> begun_, later_;
+  std::size_t unanswered_ = 0;  // puts in messages that have begun
+};
+
 // The endpoint owns it. Engine lock held.
 class Transfers {
  public:
@@ -94,7 +140,7 @@ class Transfers {
   Channel& channel_;
   Requests& requests_;
 
-  std::deque<Op*> turns_;            // operations with something left to hand over
+  Turns turns_;
   std::vector<std::uint64_t> held_;  // that wait for a stream
   std::size_t device_ops_ = 0;       // with memory of devices
   Asks asks_;

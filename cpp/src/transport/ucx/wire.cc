@@ -9,7 +9,7 @@
 namespace hmc::ucx {
 namespace {
 
-constexpr std::uint8_t wire_version = 2;
+constexpr std::uint8_t wire_version = 3;
 constexpr auto max_code = static_cast<std::uint8_t>(Code::protocol);
 
 Status malformed(std::string_view what) { return Status(Code::protocol, "malformed ucx " + std::string(what)); }

@@ -50,6 +50,9 @@ inline constexpr std::size_t max_body = 7936;
 // Of bytes of a put or get over a connection that has nothing but TCP, with the segments that HMC asks UCX for.
 inline constexpr std::size_t max_piece = 31 << 10;
 
+// Puts in messages that have begun and that the peer has not answered, at most.
+inline constexpr std::size_t max_unanswered_puts = 1024;
+
 enum class MessageKind : std::uint8_t {
   hello = 1,
   signal,      // body: the signal
