@@ -138,7 +138,7 @@ bool Worker::arm() {
 ucs_status_t Worker::on_message(void* worker, const void* head, std::size_t head_size, void* data, std::size_t bytes,
                                 const ucp_am_recv_param_t* param) {
   auto& self = *static_cast<Worker*>(worker);
-  Inbox& inbox = self.inbox_;
+  Batch& news = self.news_;
   MessageHead decoded;
   if (!decode_head({static_cast<const std::byte*>(head), head_size}, decoded)) return UCS_OK;
   if (self.served_ == nullptr || decoded.token != self.served_->token()) return UCS_OK;  // not of the peer that got our address
@@ -148,13 +148,13 @@ ucs_status_t Worker::on_message(void* worker, const void* head, std::size_t head
   if (sound && carries_bytes(decoded.kind)) {
     sound = self.served_->place(decoded, body);
     body = {};
-    if (sound && inbox.arrivals.empty() && self.served_->pass(decoded)) return UCS_OK;
+    if (sound && news.arrivals.empty() && self.served_->pass(decoded)) return UCS_OK;
   } else if (body.size() > max_body) {
     sound = false;
     body = {};
   }
-  inbox.arrivals.push_back({decoded, inbox.bytes.size(), body.size(), sound});
-  inbox.bytes.insert(inbox.bytes.end(), body.begin(), body.end());
+  news.arrivals.push_back({decoded, news.bytes.size(), body.size(), sound});
+  news.bytes.insert(news.bytes.end(), body.begin(), body.end());
   return UCS_OK;
 }
 
@@ -163,19 +163,28 @@ void Worker::on_ended(void* request, ucs_status_t status, void* user) {
   ended.status = status;
   if (ended.on_device) --ended.worker->on_device_;
   ended.worker->api().request_free(request);
-  ended.worker->ended_.push_back(&ended);
+  ended.worker->news_.ended.push_back(&ended);
 }
 
-// The link is held by the caller. Its calls may post and close it; what a post brings is for the next time.
-void Worker::deliver() {
-  std::swap(ending_, ended_);
-  std::swap(delivering_, inbox_);
-  for (Request* const request : ending_) served_->on_ended(*request);
-  ending_.clear();
-  for (const Arrival& arrival : delivering_.arrivals) {
-    served_->on_message(arrival.head, ByteSpan(delivering_.bytes).subspan(arrival.at, arrival.bytes), arrival.sound);
+void Worker::hand_over(Batch& batch) {
+  while (batch.next_ended != batch.ended.size()) served_->on_ended(*batch.ended[batch.next_ended++]);
+  while (batch.next_arrival != batch.arrivals.size()) {
+    const Arrival one = batch.arrivals[batch.next_arrival++];
+    served_->on_message(one.head, ByteSpan(batch.bytes).subspan(one.at, one.bytes), one.sound);
   }
-  delivering_.clear();
+}
+
+// The link is held by the caller. What a post of its brings is for the next time. A call within one of its calls delivers the rest
+// of the batch first.
+void Worker::deliver() {
+  if (delivering_ != nullptr) hand_over(*delivering_);
+  Batch batch = std::exchange(spare_, {});
+  std::swap(batch, news_);
+  Batch* const outer = std::exchange(delivering_, &batch);
+  hand_over(batch);
+  delivering_ = outer;
+  batch.clear();
+  spare_ = std::move(batch);
   if (failure_ != UCS_OK) served_->lost(std::exchange(failure_, UCS_OK));
 }
 

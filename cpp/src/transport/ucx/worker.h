@@ -47,7 +47,10 @@ class Worker final : public FdHandler {
 
   // Not from within a callback of UCX's.
   bool progress() { return api().worker_progress(handle_) != 0; }
-  [[nodiscard]] bool has_news() const noexcept { return !ended_.empty() || !inbox_.arrivals.empty() || failure_ != UCS_OK; }
+  [[nodiscard]] bool has_news() const noexcept {
+    return !news_.empty() || failure_ != UCS_OK || (delivering_ != nullptr && !delivering_->empty());
+  }
+  // The link may be closed by what it does with it, and may come back here.
   void deliver();
   // False: something is to be done first.
   bool arm();
@@ -63,18 +66,25 @@ class Worker final : public FdHandler {
     std::size_t bytes;
     bool sound;
   };
-  struct Inbox {
+  // What UCX has reported. Delivered from the front; a body stays where it is until all of them have been.
+  struct Batch {
+    std::vector<Request*> ended;
     std::vector<Arrival> arrivals;
     Bytes bytes;
+    std::size_t next_ended = 0, next_arrival = 0;
+    [[nodiscard]] bool empty() const noexcept { return next_ended == ended.size() && next_arrival == arrivals.size(); }
     void clear() noexcept {
+      ended.clear();
       arrivals.clear();
       bytes.clear();
+      next_ended = next_arrival = 0;
     }
   };
 
   explicit Worker(std::shared_ptr<const LibraryContext> context) noexcept : context_(std::move(context)) {}
   Status open();
   void on_ready(std::uint32_t events) override;
+  void hand_over(Batch& batch);
   static ucs_status_t on_message(void* worker, const void* head, std::size_t head_bytes, void* data, std::size_t bytes,
                                  const ucp_am_recv_param_t* param);
 
@@ -86,10 +96,10 @@ class Worker final : public FdHandler {
   bool watching_ = true;  // the engine, the descriptor
   Bytes address_;
   std::set<ucp_rkey_h> keys_;
-  std::vector<Request*> ended_, ending_;
   ucs_status_t failure_ = UCS_OK;
   std::size_t on_device_ = 0;  // such requests that have not ended
-  Inbox inbox_, delivering_;
+  Batch news_, spare_;
+  Batch* delivering_ = nullptr;
 };
 
 }  // namespace hmc::ucx

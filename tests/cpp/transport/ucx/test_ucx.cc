@@ -66,6 +66,39 @@ TEST_F(Ucx, ManyPutsToARegionThatIsGone) {
   expect_link_works(*pair_);
 }
 
+// A handler, and a completion, that ask for the rest while what came with theirs is being delivered.
+TEST_F(Ucx, CallbacksMayAskForTheRest) {
+  constexpr unsigned count = 20;
+  constexpr std::size_t bytes = 3000;
+  const Area local(*pair_->a().node, bytes, false), remote(*pair_->b().node, bytes, false);
+  fill_pattern(local.span(), 1);
+  const auto to_remote = pair_->import(pair_->a(), remote);
+  const auto rest = [](Side& side) { side.endpoint->receive_rest(); };
+  std::vector<Bytes> came;
+  pair_->b().sink.handler = [&](ByteSpan signal) {
+    const Bytes before(signal.begin(), signal.end());
+    came.push_back(before);
+    rest(pair_->b());
+    EXPECT_EQ(Bytes(signal.begin(), signal.end()), before);
+  };
+  std::vector<std::unique_ptr<Transfer>> all;
+  for (unsigned i = 0; i < count; ++i) {
+    HMC_ASSERT_OK(send_signal(pair_->a(), pattern(40 + i, i)));
+    all.push_back(std::make_unique<Transfer>(pair_->a(), local, *to_remote));
+    all.back()->done.then = [&] { rest(pair_->a()); };
+    HMC_ASSERT_OK(i % 2 == 0 ? all.back()->put() : all.back()->get());
+  }
+  EXPECT_TRUE(pair_->until([&] {
+    return came.size() == count && std::ranges::all_of(all, [](const auto& one) { return one->done.done(); });
+  })) << pair_->a().sink.failure.str()
+      << pair_->b().sink.failure.str();
+  pair_->b().sink.handler = nullptr;
+  for (unsigned i = 0; i < came.size(); ++i) EXPECT_EQ(came[i], pattern(40 + i, i)) << i;
+  for (const auto& one : all) HMC_EXPECT_OK(Status(one->done.status()));
+  ASSERT_TRUE(pair_->a().sink.failure.ok() && pair_->b().sink.failure.ok());
+  expect_link_works(*pair_);
+}
+
 #if __has_include(<ucp/api/ucp.h>)
 // What peers hold a key of, they may still access by themselves when the connection has ended; other memory only by messages to us.
 TEST_F(Ucx, MemoryWithAKeyIsAccessedByThePeer) {
