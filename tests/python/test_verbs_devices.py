@@ -23,7 +23,7 @@ library = ctypes.CDLL(FABRIC)
 library.hmc_fabric_controls.restype = ctypes.POINTER(ctypes.CFUNCTYPE(None, ctypes.POINTER(ctypes.c_uint32)))
 
 def configure(dma_buf=0, lying=0):
-    library.hmc_fabric_controls()[0]((ctypes.c_uint32 * 9)(0, dma_buf, 0, lying))
+    library.hmc_fabric_controls()[0]((ctypes.c_uint32 * 10)(0, dma_buf, 0, lying))
 
 def pattern(size, seed):
     return np.random.Generator(np.random.SFC64([seed, size])).integers(0, 256, size, dtype=np.uint8)

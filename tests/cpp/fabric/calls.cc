@@ -245,6 +245,7 @@ FABRIC_EXPORT int ibv_modify_qp(ibv_qp* handle, ibv_qp_attr* attributes, int mas
   if ((mask & IBV_QP_SQ_PSN) != 0) pair.sent_from = attributes->sq_psn;
   if ((mask & IBV_QP_STATE) == 0) return 0;
   if (attributes->qp_state == IBV_QPS_ERR) return break_pair(pair), 0;
+  if (attributes->qp_state == IBV_QPS_RESET && fabric().settings.no_reset != 0) return EIO;
   if (attributes->qp_state == IBV_QPS_RESET) {
     pair.requests.clear();
     pair.receives.clear();

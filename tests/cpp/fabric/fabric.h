@@ -15,6 +15,7 @@ struct FabricSettings {
   std::uint32_t max_queues = 0;   // completion queues that can be; 0: any
   std::uint32_t max_entries = 0;  // of a completion queue; 0: any
   std::uint32_t down = 0;         // 1: a port that has failed says that it is down
+  std::uint32_t no_reset = 0;     // 1: a queue pair that has left its first state does not return to it
 };
 
 // What a test does to them. Names of the library's own, beside those of libibverbs.

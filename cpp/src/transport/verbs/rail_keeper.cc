@@ -77,9 +77,8 @@ void RailKeeper::stop() {
 
 Status RailKeeper::post_receives(Rail& rail, unsigned count) {
   for (; count != 0; --count) {
-    const unsigned slot = memory_.free_receives.back();
+    HMC_TRY(rail.post_receive(memory_.free_receives.back(), memory_));
     memory_.free_receives.pop_back();
-    HMC_TRY(rail.post_receive(slot, memory_));
   }
   return {};
 }
@@ -108,7 +107,10 @@ void RailKeeper::on_receive_done(Rail& rail, unsigned slot, bool good) {
     return;
   }
   if (good && !rail.in.broken) {
-    if (const Status posted = rail.post_receive(slot, memory_); !posted.ok()) lose(rail, posted);
+    if (const Status posted = rail.post_receive(slot, memory_); !posted.ok()) {
+      memory_.free_receives.push_back(slot);
+      lose(rail, posted);
+    }
     return;
   }
   // Else the peer reached for memory that is not (any more) there for it. Nothing that it sent behind that has been executed.
@@ -120,6 +122,7 @@ void RailKeeper::on_receive_done(Rail& rail, unsigned slot, bool good) {
   Status status = rail.in.pair->restart();
   for (const unsigned each : std::exchange(rail.in.returned, {})) {
     if (status.ok()) status = rail.post_receive(each, memory_);
+    if (!status.ok()) memory_.free_receives.push_back(each);  // for the rail that takes over
   }
   if (status.ok()) status = rail.connect_inbound(shared_.patience);
   if (!status.ok()) lose(rail, status);
