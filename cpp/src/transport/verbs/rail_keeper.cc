@@ -256,6 +256,10 @@ void RailKeeper::join(Rail& rail) {
   rail.state = Rail::State::live;
   rail.joined_at = std::chrono::steady_clock::now();
   log(LogLevel::warning, "a verbs connection to a peer that was given up carries again (" + rail.nic.name() + ")");
+  // What the peer was told of others went by rails that may fail before it arrives. Told twice, it is ignored.
+  for (const auto& other : rails_) {
+    if (!other->live()) rail.out.to_announce.push_back(static_cast<std::uint8_t>(other->index()));
+  }
 }
 
 // ---- a card that neither finishes nor fails what it was given ----
