@@ -2,6 +2,7 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <array>
 #include <string>
 #include <utility>
 
@@ -45,18 +46,19 @@ void Link::receive_rest() {
 //   of the completion; Transfers::settle() sees to it.
 void Link::on_sent(Rail& rail, const ibv_wc& completion) {
   const auto sequence = static_cast<std::uint32_t>(completion.wr_id) & SendQueue::sequence_mask;
-  const unsigned ahead = (sequence - rail.out.oldest) & SendQueue::sequence_mask;
-  if (ahead >= rail.out.posted()) return;  // of a generation that has ended
-  if (rail.out.broken) {                   // flushed: not executed
-    if (ahead + 1 == rail.out.posted()) restart_outbound(rail);
+  const auto ahead = [&] { return (sequence - rail.out.oldest) & SendQueue::sequence_mask; };
+  if (ahead() >= rail.out.posted()) return;  // of a generation that has ended
+  if (rail.out.broken) {                     // flushed: not executed
+    if (ahead() + 1 == rail.out.posted()) restart_outbound(rail);
     return;
   }
   const bool good = completion.status == IBV_WC_SUCCESS;
-  for (unsigned i = 0; i < ahead + (good ? 1 : 0) && ready() && rail.up(); ++i) {
+  // A callback may bring in what has completed behind it.
+  while (ready() && rail.up() && ahead() < rail.out.posted() && (good || ahead() != 0)) {
     if (Op* const ended = transfers_.executed(rail.out.retire(true)); ended != nullptr) finish(*ended);
   }
   if (!good) {
-    if (ready() && rail.up()) broke(rail, completion);
+    if (ready() && rail.up() && ahead() == 0) broke(rail, completion);
     return;
   }
   for (const std::uint64_t number : transfers_.take_condemned()) {
@@ -145,12 +147,13 @@ void Link::on_gone(Rail& rail) {
 void Link::on_received(Rail& rail, const ibv_wc& completion) {
   const auto slot = rail.slot_of(completion);
   if (!slot) return;
-  --rail.in.posted;
   const bool good = completion.status == IBV_WC_SUCCESS;
   if (good) {
     keeper_.on_answer(rail);
+    // It counts as posted until it has been taken: the sink may ask for the rest, and meanwhile the rail is not gone or replaced.
     if (!take(*slot, completion)) return;
   }
+  --rail.in.posted;
   keeper_.on_receive_done(rail, *slot, good);
 }
 
@@ -158,13 +161,15 @@ void Link::on_received(Rail& rail, const ibv_wc& completion) {
 bool Link::take(unsigned slot, const ibv_wc& completion) {
   // What a write with an immediate has taken is the slot's turn, not its memory.
   if (completion.opcode == IBV_WC_RECV_RDMA_WITH_IMM) {
-    const ByteSpan signal = heads_heard_.expand(ntohl(completion.imm_data));
-    if (signal.empty()) {
+    const ByteSpan expanded = heads_heard_.expand(ntohl(completion.imm_data));
+    if (expanded.empty()) {
       fail(Status(Code::protocol, "the peer sent a signal whose head it has not told"));
       return false;
     }
+    std::array<std::byte, max_signal_head + signal_number_bytes> signal;  // valid also where the sink asks for the rest
+    std::ranges::copy(expanded, signal.begin());
     outbox_.credit.consume();
-    sink_->on_signal(signal);
+    sink_->on_signal(ByteSpan(signal).first(expanded.size()));
     return ready();
   }
   const ByteSpan message(outbox_.memory.receive_slot(slot), std::min<std::size_t>(completion.byte_len, slot_bytes));

@@ -114,6 +114,24 @@ TEST_F(VerbsClosing, OrderIsKeptWhereAHandlerAsksForTheRest) {
   expect_received(20);
 }
 
+// What completes several puts at once is one completion of the card, and the next may be in the same batch.
+TEST_F(VerbsClosing, PutsEndOnceWhereACompletionAsksForTheRest) {
+  setenv("HMC_NICS", "fabric0", 1);
+  connect();
+  constexpr std::size_t count = 600, size = 100;
+  const AnyArea local(*pair->a().node, count * size, Device::cpu()), target(*pair->b().node, count * size, Device::cpu());
+  local.fill(1);
+  const auto remote = target.imported(pair->a()).value();
+  std::vector<std::unique_ptr<Move>> puts;
+  for (std::size_t i = 0; i < count; ++i) {
+    puts.push_back(std::make_unique<Move>(pair->a(), local, *remote, size, i * size, i * size));
+    puts.back()->done.then = [&] { pair->a().endpoint->receive_rest(); };
+    HMC_ASSERT_OK(puts.back()->put());
+  }
+  for (const auto& put : puts) ends(*put);
+  EXPECT_TRUE(same_bytes(target.bytes(), pattern(count * size, 1)));
+}
+
 TEST_F(VerbsClosing, WhatNoCardAcknowledgesIsUnsent) {
   connect();
   EXPECT_FALSE(unsent());

@@ -206,6 +206,26 @@ TEST_F(VerbsHandMade, ARailThatJoinsTellsOfThoseThatWereLeft) {
   EXPECT_TRUE(peer_->side.sink.failure.ok()) << peer_->side.sink.failure.str();
 }
 
+// A signal's handler asks for the rest, which says that its rail was left, and offers another in its place too early.
+TEST_F(VerbsHandMade, ARailIsNotReplacedWhileItsSignalIsTaken) {
+  RailOffer offer;
+  int signals = 0;
+  peer_->side.sink.handler = [&](ByteSpan) {
+    ++signals;
+    const auto rest = [&] { peer_->side.endpoint->receive_rest(); };
+    peer_->send(1, {MessageKind::rail_down, 0, 0, 0});
+    for (int i = 0; i < 4; ++i) rest();
+    peer_->send(1, {MessageKind::rail_up, 0, 1, 0}, encode_offer(offer));
+    rest();
+  };
+  peer_->send(0, {MessageKind::signal, 0, 0, 0});
+  offer = {rails, peer_->make_anew(0)};
+  const Handled handled(&peer_->side.sink);
+  ASSERT_TRUE(pair->until([&] { return !peer_->side.sink.failure.ok(); }));
+  EXPECT_EQ(signals, 1);
+  EXPECT_EQ(peer_->side.sink.failure.code(), Code::protocol) << peer_->side.sink.failure.str();
+}
+
 // Rails are left, offered and joined in any order, now and then with what cannot be, beside signals and credit.
 TEST_F(VerbsHandMade, NewsInAnyOrder) {
   unsigned joined = 0;

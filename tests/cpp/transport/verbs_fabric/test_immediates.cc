@@ -78,6 +78,31 @@ TEST_F(VerbsImmediates, HeadsThatComeOnce) {
   EXPECT_EQ(fabric().immediates(), before + 4);
 }
 
+// A signal stays what it is while its handler asks for those behind it.
+TEST_F(VerbsImmediates, AHandlerAsksForTheRest) {
+  constexpr unsigned count = 12;
+  const AnyArea local(*pair->a().node, 64, Device::cpu()), target(*pair->b().node, 64, Device::cpu());
+  const auto remote = target.imported(pair->a()).value();
+  const std::uint64_t before = fabric().immediates();
+  std::vector<Bytes> came;
+  pair->b().sink.handler = [&](ByteSpan signal) {
+    const std::size_t place = came.size();
+    came.emplace_back();
+    pair->b().endpoint->receive_rest();
+    came[place].assign(signal.begin(), signal.end());
+  };
+  const Handled handled(&pair->b().sink);
+  std::vector<std::unique_ptr<Move>> puts;
+  for (unsigned i = 0; i < count; ++i) {
+    puts.push_back(std::make_unique<Move>(pair->a(), local, *remote, 64));
+    HMC_ASSERT_OK(puts.back()->put(numbered_signal(3, i, true)));
+    while (!puts.back()->done.done()) pair->a().node->poll();
+  }
+  ASSERT_TRUE(pair->until([&] { return came.size() == count; }));
+  for (unsigned i = 0; i < count; ++i) EXPECT_EQ(came[i], numbered_signal(3, i, true)) << i;
+  EXPECT_GT(fabric().immediates(), before + 3);
+}
+
 }  // namespace
 }  // namespace hmc::testing
 
