@@ -27,10 +27,7 @@ Status CompletionQueues::open(ibv_context* context, int most_entries) {
 }
 
 void CompletionQueues::close() {
-  if (watched_) {
-    engine_.unwatch(channel_->fd);
-    engine_.unwatch(context_->async_fd);
-  }
+  unwatch();
   for (const auto& queue : queues_) api_.destroy_cq(queue->handle);
   if (channel_ != nullptr) api_.destroy_comp_channel(channel_);
 }
@@ -44,6 +41,12 @@ Status CompletionQueues::watch() {
   }
   watched_ = true;
   return {};
+}
+
+void CompletionQueues::unwatch() {
+  if (!std::exchange(watched_, false)) return;
+  engine_.unwatch(channel_->fd);
+  engine_.unwatch(context_->async_fd);
 }
 
 // As large as it may be, so that many peers share one; smaller where the card or the memory that may be locked is short of room.
@@ -154,7 +157,7 @@ bool CompletionQueues::arm() {
   return found_.empty();
 }
 
-void CompletionQueues::on_ready(std::uint32_t /*events*/) {
+void CompletionQueues::on_ready(std::uint32_t events) {
   ibv_cq* queue = nullptr;
   void* unused = nullptr;
   while (api_.get_cq_event(channel_, &queue, &unused) == 0) api_.ack_cq_events(queue, 1);
@@ -166,6 +169,11 @@ void CompletionQueues::on_ready(std::uint32_t /*events*/) {
     if (device_wide) log(LogLevel::warning, name_ + ": " + api_.event_type_str(event.event_type));
     api_.ack_async_event(&event);
   }
+  // Of a device that was removed the descriptors stay ready, and nothing comes any more: what was posted to it is given up by
+  // RailKeeper::look().
+  if ((events & (EPOLLERR | EPOLLHUP)) == 0) return;
+  log(LogLevel::warning, name_ + ": the device was removed or reset; HMC uses it again in a new Context");
+  unwatch();
 }
 
 }  // namespace hmc::verbs

@@ -49,6 +49,7 @@ class CompletionQueues final : private FdHandler {
  private:
   void on_ready(std::uint32_t events) override;
   Status watch();
+  void unwatch();
   Status add(unsigned entries);
   // Takes what fits into a batch out of a queue, and hands it over. Returns how many that were.
   int hand_over(const Queue& queue, const Handle& handle);
