@@ -138,22 +138,25 @@ bool Transfers::settle(Op& op) {
 void Transfers::condemn(const RemoteRegion* closed, SendQueue& queue, const Status& reason) {
   for (std::uint32_t sequence = queue.oldest; sequence != queue.next; sequence = (sequence + 1) & SendQueue::sequence_mask) {
     const Record& one = queue.record(sequence);
-    if (one.kind != Record::Kind::message && one.piece.run->remote == closed) condemn(one.op, reason);
+    if (one.kind != Record::Kind::message && one.piece.run->remote == closed) condemn(*find(one.op), reason);
   }
-  for (const std::uint64_t number : std::vector<std::uint64_t>(turns_.begin(), turns_.end())) {
-    if (find(number)->cursor.run().remote == closed) condemn(number, reason);
-  }
+  // In one pass: there may be very many.
+  std::erase_if(turns_, [&](std::uint64_t number) {
+    Op& op = *find(number);
+    if (op.cursor.run().remote == closed) condemn(op, reason);
+    return !op.failure.ok();
+  });
 }
 
-void Transfers::condemn(std::uint64_t number, const Status& reason) {
-  Op& op = *find(number);
+void Transfers::condemn(Op& op, const Status& reason) {
   if (!op.failure.ok()) return;
   op.failure = reason;
-  std::erase(turns_, number);
-  const auto of_it = [number](const Record& one) { return one.op == number; };
-  op.in_flight -= static_cast<unsigned>(std::erase_if(redo_, of_it));
-  for (const auto& rail : rails_) op.in_flight -= static_cast<unsigned>(std::erase_if(rail->out.settles, of_it));
-  if (op.in_flight == 0) condemned_.push_back(number);
+  if (op.in_flight != 0) {
+    const auto of_it = [&op](const Record& one) { return one.op == op.number; };
+    op.in_flight -= static_cast<unsigned>(std::erase_if(redo_, of_it));
+    for (const auto& rail : rails_) op.in_flight -= static_cast<unsigned>(std::erase_if(rail->out.settles, of_it));
+  }
+  if (op.in_flight == 0) condemned_.push_back(op.number);
 }
 
 bool Transfers::again(const Record& one) {

@@ -64,7 +64,7 @@ class Transfers {
 
   void fill_op(Rail& rail, Batch& batch, Op& op);
   [[nodiscard]] bool may_follow(const Rail& rail, const Op& op) const noexcept;
-  void condemn(std::uint64_t number, const Status& reason);
+  void condemn(Op& op, const Status& reason);
   bool settle(Op& op);
 
   const kit::OperationTable& operations_;
