@@ -1,6 +1,6 @@
 // What the ucx transport says of versions, and messages that no endpoint of this version sends.
-#include "transport/one_transport.h"
 #include "transport/ucx/wire.h"
+#include "transport/ucx/with_ucx.h"
 #if __has_include(<ucp/api/ucp.h>)
 #include "transport/ucx/region.h"
 #endif
@@ -11,15 +11,7 @@ namespace {
 using ucx::MessageHead;
 using ucx::MessageKind;
 
-class Ucx : public ::testing::Test {
- protected:
-  void SetUp() override {
-    pair_ = Pair::create(factory_of("ucx"), reason_);
-    if (!pair_) GTEST_SKIP() << reason_;
-  }
-  std::string reason_;
-  std::unique_ptr<Pair> pair_;
-};
+class Ucx : public WithUcx {};
 
 TEST_F(Ucx, OtherVersionsAreRefusedByName) {
   const Transport& transport = *pair_->a().node->transport;

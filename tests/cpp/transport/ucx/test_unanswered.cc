@@ -1,5 +1,5 @@
 // Puts in messages whose answers the peer does not read.
-#include "transport/one_transport.h"
+#include "transport/ucx/with_ucx.h"
 #if __has_include(<ucp/api/ucp.h>)
 #include "base/random.h"
 #include "transport/ucx/channel.h"
@@ -77,15 +77,7 @@ class Deaf {
   std::vector<void*> pending_;
 };
 
-class UcxUnanswered : public ::testing::Test {
- protected:
-  void SetUp() override {
-    pair_ = Pair::create(factory_of("ucx"), reason_);
-    if (!pair_) GTEST_SKIP() << reason_;
-  }
-  std::string reason_;
-  std::unique_ptr<Pair> pair_;
-};
+class UcxUnanswered : public WithUcx {};
 
 // What is to be answered is kept until it can be, up to a limit that no endpoint reaches.
 TEST_F(UcxUnanswered, PutsOfAPeerThatReadsNothing) {
