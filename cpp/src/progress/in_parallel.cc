@@ -20,7 +20,7 @@ namespace {
 constexpr std::uint64_t bytes_per_thread = 512 << 10;  // 70 us of one thread; to wake another takes 10
 constexpr std::size_t most_threads = 64;
 
-// Those that there are, first the ones that every call asks.
+// The helper threads of the process. A call for `count` asks the first ones, so that few threads serve most calls.
 struct Helpers {
   std::mutex mutex;
   std::vector<std::unique_ptr<Worker>> workers;
@@ -95,7 +95,7 @@ void in_parallel(std::size_t threads, std::size_t count, const std::function<voi
       for (Worker* const worker : helpers.get().first(threads - 1)) {
         if (!worker->run([parts] { parts->help(); }).ok()) break;
       }
-    } catch (const std::bad_alloc&) {  // with the helpers that there are: those that have begun use `part`
+    } catch (const std::bad_alloc&) {  // goes on with the helpers asked so far, which use `part`
     }
   }
   parts->run();

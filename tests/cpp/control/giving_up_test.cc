@@ -6,7 +6,7 @@
 namespace hmc::test {
 namespace {
 
-// A server made by hand that offers a Unix socket where nobody answers.
+// A raw TCP server. It offers a Unix socket at which nothing answers.
 class SilentMove {
  public:
   SilentMove() : path_(std::filesystem::temp_directory_path() / ("hmc-moves-" + std::to_string(random_u64()))) {

@@ -26,7 +26,7 @@ constexpr LibraryRow broken_row{"HMC_VERBS_LIBRARY", "libnosuchvendor.so", broke
 
 TEST(VendorLibrary, NamesAFileThatTheLibraryNeeds) {
   const auto whole = VendorLibrary::loaded_copy("libstdc++.so");
-  if (!whole) GTEST_SKIP() << "the C++ library is no file of its own";
+  if (!whole) GTEST_SKIP() << "the C++ library is linked statically";
   std::ifstream in(*whole, std::ios::binary);
   std::string bytes((std::istreambuf_iterator<char>(in)), {});
   bool replaced = false;
@@ -52,7 +52,7 @@ TEST(VendorLibrary, NamesAFileThatTheLibraryNeeds) {
 // A framework may have loaded the very file that the variable names, and hold memory of it.
 TEST(VendorLibrary, KnowsWhenANamedFileIsLoaded) {
   const auto loaded = VendorLibrary::loaded_copy("libstdc++.so");
-  if (!loaded) GTEST_SKIP() << "the C++ library is no file of its own";
+  if (!loaded) GTEST_SKIP() << "the C++ library is linked statically";
   const auto resident = [](const char* path) {
     setenv("HMC_VERBS_LIBRARY", path, 1);
     const bool found = VendorLibrary(broken_row).resident();

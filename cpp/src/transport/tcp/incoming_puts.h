@@ -40,7 +40,7 @@ class IncomingPuts {
 
  private:
   struct Put {
-    std::uint64_t begun = 0;  // bytes of the slices that have begun: none is under way when the put arrives
+    std::uint64_t begun = 0;  // bytes of slices whose header was read; equal to `received` when no slice is under way
     std::uint64_t received = 0;
     std::uint64_t total = 0;  // known when ended
     bool ended = false;

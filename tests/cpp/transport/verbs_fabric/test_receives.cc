@@ -1,4 +1,4 @@
-// The receives of a rail that fails are those of the one that takes its signals over.
+// When a rail fails, its receive slots go to the rail that takes over its signals.
 #include "transport/verbs_fabric/support.h"
 
 #ifdef HMC_FABRIC_LIBRARY

@@ -14,7 +14,7 @@ namespace {
 
 class VerbsRemoval : public OnFabric {};
 
-// Its descriptors report an error from then on, whoever reads them.
+// The removed device's descriptors report EPOLLERR from then on.
 TEST_F(VerbsRemoval, ItsDescriptorsKeepNobodyAwake) {
   static std::atomic<int> looks{0};
   looks = 0;
