@@ -138,11 +138,8 @@ bool AcceleratorCopies::poll() {
     const auto take_ended = [&](CopyStream& stream) {
       while (!stream.pending.empty() && count < ended.size()) {
         PendingCopy& oldest = stream.pending.front();
-        int code = 0;
-        if (!devices_.is_over(static_cast<int>(index), stream, oldest, code)) break;
-        Status outcome = std::move(oldest.failure);
-        if (code != 0 && outcome.ok()) outcome = devices_.failure("a copy of " + devices_.vendor(), code);
-        ended[count++] = {oldest.done, std::move(outcome)};
+        if (!devices_.is_over(static_cast<int>(index), stream, oldest)) break;
+        ended[count++] = {oldest.done, std::move(oldest.failure)};
         if (oldest.event != nullptr) each->free_events.push_back(oldest.event);
         stream.pending.pop_front();
         each->pending.fetch_sub(1);

@@ -233,15 +233,20 @@ bool AcceleratorDevices::leave_event(AcceleratorDevice& device, CopyStream& stre
   return left;
 }
 
-bool AcceleratorDevices::is_over(int index, const CopyStream& stream, const PendingCopy& copy, int& code) const {
-  const VendorCodes& codes = calls_.traits.codes;
-  if (copy.event != nullptr) {
-    code = calls_.streams->query(copy.event);
-  } else {
+bool AcceleratorDevices::is_over(int index, const CopyStream& stream, PendingCopy& copy) const {
+  const auto ask = [&] {
+    if (copy.event != nullptr) return calls_.streams->query(copy.event);
     const DeviceScope scope(*calls_.devices, index);
-    code = scope.code() != 0 ? scope.code() : calls_.streams->query_stream(stream.handle);
+    return scope.code() != 0 ? scope.code() : calls_.streams->query_stream(stream.handle);
+  };
+  const VendorCodes& codes = calls_.traits.codes;
+  const auto runs = [&](int code) { return code == codes.not_ready[0] || code == codes.not_ready[1]; };
+  int code = ask();
+  if (code != 0 && !runs(code)) {
+    if (copy.failure.ok()) copy.failure = failure("a copy of " + vendor_, code);
+    code = ask();
   }
-  return code != codes.not_ready[0] && code != codes.not_ready[1];
+  return !runs(code);
 }
 
 }  // namespace hmc

@@ -131,6 +131,32 @@ TEST_P(FailingCalls, LeaveNoErrorToOtherCode) {
   }
 }
 
+// Whoever hears of an end frees the memory.
+TEST_P(FailingCalls, DoNotEndACopyThatStillRuns) {
+  auto made = runtime_->allocate(1, 4096, {});
+  HMC_ASSERT_OK(made.status());
+  std::vector<std::byte> bytes(4096, std::byte{1});
+  const DeviceSpan host{bytes.data(), bytes.size(), Device::cpu()};
+  for (const std::string query : {"EventQuery", "StreamQuery"}) {
+    const auto gate = std::make_shared<StreamGate>();
+    if (!runtime_->streams().hold(1, default_stream, gate).ok()) GTEST_SKIP() << "holds no stream";
+    const auto held = runtime_->streams().mark(1, default_stream);
+    HMC_ASSERT_OK(held.status());
+    // Without an event the whole stream is asked.
+    if (query == "StreamQuery") {
+      ASSERT_EQ(fail_((prefix_ + "EventRecord").c_str(), 1, out_of_memory), 0);
+    }
+    BlockingCompletion done;
+    HMC_EXPECT_OK(runtime_->copy({.target = (*made)->span(), .source = host, .after = held->get()}, &done));
+    ASSERT_EQ(fail_((prefix_ + query).c_str(), 1, out_of_memory), 0);
+    EXPECT_FALSE(runtime_->poll()) << query;
+    EXPECT_FALSE(runtime_->poll()) << query;
+    gate->open();
+    EXPECT_EQ(done.wait(*runtime_).code(), Code::out_of_memory) << query;
+    reset_();
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Runtimes, FailingCalls, ::testing::ValuesIn(device_runtimes().begin(), device_runtimes().end()),
                          [](const auto& info) { return std::string(info.param->vendor); });
 
