@@ -33,7 +33,8 @@ class HMC_API Memory {
   static Result<Memory> allocate(std::size_t bytes, Device device = Device::cpu(), const MemoryOptions& options = {});
   // In place over bytes that HMC does not own. `keep_alive` runs once when the last handle is gone (any thread, no lock held).
   // The owner is classified by asking the runtimes; `device` overrides when given. Where all of it lies in CPU memory that HMC
-  // allocated, it is a slice of that: shareable, and alive for as long as the result is.
+  // allocated, it is a slice of that: shareable, and alive for as long as the result is. Errors: device where the vendor of memory
+  // that the CPU cannot read does not say whether it is its own; closed where such memory is of the parent of this forked process.
   static Result<Memory> wrap(void* data, std::size_t bytes, std::function<void()> keep_alive = {});
   static Result<Memory> wrap(void* data, std::size_t bytes, Device device, std::function<void()> keep_alive = {});
   // The same for memory that this process must not write: fill() and copies to them, a registration that peers may write, and get()

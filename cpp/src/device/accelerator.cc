@@ -24,12 +24,12 @@ class OwnedMemory final : public Allocation {
 
 }  // namespace
 
-std::optional<PointerInfo> Accelerator::classify(const void* data, std::size_t) {
-  VendorPointer found;
-  if (!devices_.open_resident() || !devices_.calls().memory->classify(data, found)) return std::nullopt;
-  auto owner = Device::parse(devices_.name(found.index));
-  if (!owner.ok()) return std::nullopt;
-  return PointerInfo{*owner, found.base, found.bytes, found.id};
+Result<std::optional<PointerInfo>> Accelerator::classify(const void* data, std::size_t) {
+  if (!devices_.open_resident() && !devices_.is_open()) return std::optional<PointerInfo>();
+  HMC_ASSIGN(const auto found, devices_.find(data));
+  if (!found) return std::optional<PointerInfo>();
+  HMC_ASSIGN(const Device owner, Device::parse(devices_.name(found->index)));
+  return std::optional(PointerInfo{owner, found->base, found->bytes, found->id});
 }
 
 Result<std::unique_ptr<Allocation>> Accelerator::allocate(int index, std::size_t bytes, const MemoryOptions&) {

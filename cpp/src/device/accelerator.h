@@ -17,7 +17,7 @@ class Accelerator final : public DeviceRuntime {
   Accelerator(std::string_view vendor, VendorCalls calls) : devices_(vendor, std::move(calls)) {}
 
   RuntimeInfo enumerate() override { return devices_.enumerate(); }
-  std::optional<PointerInfo> classify(const void* data, std::size_t bytes) override;
+  Result<std::optional<PointerInfo>> classify(const void* data, std::size_t bytes) override;
   Result<std::unique_ptr<Allocation>> allocate(int index, std::size_t bytes, const MemoryOptions& options) override;
   Status copy(const CopyOp& op, Completion* done) override { return copies_.copy(op, done); }
   DeviceCompute& compute() override { return compute_; }

@@ -102,8 +102,7 @@ Result<Blob> Held::exported(const DeviceSpan& span) {
 
 Result<std::unique_ptr<Held>> take_hold(AcceleratorDevices& devices, const DeviceSpan& span) {
   HMC_TRY(devices.open());
-  VendorPointer owner;
-  if (!devices.calls().memory->classify(span.data, owner)) return devices.no_allocation();
+  HMC_ASSIGN(const VendorPointer owner, allocation_at(devices, span.data));
   auto held = std::make_unique<Held>(devices, owner.index);
   HMC_TRY(held->take(span));
   return held;

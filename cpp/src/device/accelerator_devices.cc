@@ -118,6 +118,20 @@ Result<AcceleratorDevice*> AcceleratorDevices::device(int index) {
   return devices_[static_cast<std::size_t>(index)].get();
 }
 
+Result<std::optional<VendorPointer>> AcceleratorDevices::find(const void* data) const {
+  if (forked()) return forked_status();
+  VendorPointer found;
+  if (const int code = calls_.memory->classify(data, found); code != 0)
+    return failure(vendor_ + " does not say whether memory is its own", code);
+  return found.index < 0 ? std::optional<VendorPointer>() : found;
+}
+
+Result<VendorPointer> allocation_at(const AcceleratorDevices& devices, const void* data) {
+  HMC_ASSIGN(const auto found, devices.find(data));
+  if (!found) return Status(Code::invalid_argument, "the memory is not (or no longer) an allocation of " + devices.vendor());
+  return *found;
+}
+
 Result<VendorEvent> AcceleratorDevices::event(AcceleratorDevice& device) {
   VendorEvent made = nullptr;
   if (!device.free_events.empty()) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -114,10 +115,8 @@ class AcceleratorDevices {
   [[nodiscard]] Status failure(const std::string& what, int code) const;
   // Of a DeviceScope.
   [[nodiscard]] Status unusable(int index, int code) const { return failure(name(index) + " cannot be used", code); }
-  // Of memory that the vendor does not claim.
-  [[nodiscard]] Status no_allocation() const {
-    return Status(Code::invalid_argument, "the memory is not (or no longer) an allocation of " + vendor_);
-  }
+  // Whose memory that is; nullopt: not the vendor's. Once open. Errors: device; closed in a forked child.
+  [[nodiscard]] Result<std::optional<VendorPointer>> find(const void* data) const;
 
  private:
   // Frees all of `kept`, which is under `mutex`, unless something waits on devices [first, last).
@@ -135,5 +134,8 @@ class AcceleratorDevices {
   std::mutex pinned_mutex_;
   std::vector<ReleasedMemory> pinned_;  // of those
 };
+
+// As find(), of memory that is to be the vendor's. Errors: also invalid_argument where it is not.
+Result<VendorPointer> allocation_at(const AcceleratorDevices& devices, const void* data);
 
 }  // namespace hmc

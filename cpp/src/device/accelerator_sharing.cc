@@ -84,8 +84,8 @@ Result<std::unique_ptr<Allocation>> AcceleratorSharing::import_handle(int index,
 // bytes = wire{raw 64 handle, u64 offset of the span in its allocation, u64 bytes of the span, u64 id of the allocation}: an
 // address that was freed and given out again has another id.
 Result<Blob> AcceleratorSharing::export_allocation(const DeviceSpan& span) {
-  VendorPointer owner;
-  if (!devices_.calls().memory->classify(span.data, owner) || owner.base == nullptr) return devices_.no_allocation();
+  HMC_ASSIGN(const VendorPointer owner, allocation_at(devices_, span.data));
+  if (owner.base == nullptr) return Status(Code::device, devices_.vendor() + " does not say where the allocation begins");
   IpcHandle handle{};
   const DeviceScope scope(*devices_.calls().devices, owner.index);
   if (scope.code() != 0) return devices_.unusable(owner.index, scope.code());
@@ -122,9 +122,9 @@ Result<std::unique_ptr<Allocation>> AcceleratorSharing::import_allocation(int in
     mapping = std::make_shared<Mapping>(devices_, index, base);
     mappings_[{index, handle, id}] = mapping;
   }
-  VendorPointer whole;
-  const bool known = devices_.calls().memory->classify(mapping->base(), whole) && whole.bytes != 0;
-  if (known && (offset > whole.bytes || bytes > whole.bytes - offset)) {
+  HMC_ASSIGN(const auto whole, devices_.find(mapping->base()));
+  const bool known = whole && whole->bytes != 0;
+  if (known && (offset > whole->bytes || bytes > whole->bytes - offset)) {
     return Status(Code::protocol, "the peer's memory is smaller than it claims");
   }
   const DeviceSpan span{mapping->base() + offset, bytes, here};
@@ -133,8 +133,7 @@ Result<std::unique_ptr<Allocation>> AcceleratorSharing::import_allocation(int in
 
 // bytes = wire{u64 offset of the span in the dma-buf, u64 bytes of the span}.
 Result<Blob> AcceleratorSharing::export_dma_buf(const DeviceSpan& span) {
-  VendorPointer owner;
-  if (!devices_.calls().memory->classify(span.data, owner)) return devices_.no_allocation();
+  HMC_ASSIGN(const VendorPointer owner, allocation_at(devices_, span.data));
   const DeviceScope scope(*devices_.calls().devices, owner.index);
   if (scope.code() != 0) return devices_.unusable(owner.index, scope.code());
   const auto page = static_cast<std::uintptr_t>(sysconf(_SC_PAGESIZE));

@@ -157,11 +157,11 @@ class CnrtMemory final : public VendorMemory {
   explicit CnrtMemory(const Api& api) noexcept : api_(api) {}
   int allocate(std::size_t bytes, void*& data) override { return api_.allocate(&data, bytes); }
   int release(void* data) override { return api_.release(data); }
-  bool classify(const void* data, VendorPointer& pointer) override {
+  int classify(const void* data, VendorPointer& pointer) override {
     Attributes found{};
-    if (api_.attributes(&found, const_cast<void*>(data)) != 0 || found.type != type_device) return false;
-    pointer = {found.device, found.device_base, found.size, 0};
-    return true;
+    const int code = api_.attributes(&found, const_cast<void*>(data));
+    if (code == 0 && found.type == type_device) pointer = {found.device, found.device_base, found.size, 0};
+    return code;
   }
   int pin(void*, std::size_t, bool) override { return cnrt_codes.unsupported; }  // no such call was found
   int unpin(void*) override { return cnrt_codes.unsupported; }

@@ -206,7 +206,7 @@ class CudaMemory final : public VendorMemory {
     return code;
   }
   int release(void* data) override { return api_.release(address(data)); }
-  bool classify(const void* data, VendorPointer& pointer) override {
+  int classify(const void* data, VendorPointer& pointer) override {
     int wanted[] = {cuda_driver::attribute_memory_type, cuda_driver::attribute_device_ordinal, cuda_driver::attribute_range_start,
                     cuda_driver::attribute_range_size, cuda_driver::attribute_buffer_id};
     unsigned type = 0;
@@ -215,9 +215,10 @@ class CudaMemory final : public VendorMemory {
     std::size_t bytes = 0;
     unsigned long long id = 0;
     void* values[] = {&type, &ordinal, &start, &bytes, &id};
-    if (api_.attributes(5, wanted, values, address(data)) != 0 || type != cuda_driver::memory_type_device) return false;
-    pointer = {ordinal, reinterpret_cast<void*>(start), bytes, id};
-    return true;
+    const int code = api_.attributes(5, wanted, values, address(data));
+    if (code == cuda_driver::invalid_value) return 0;
+    if (code == 0 && type == cuda_driver::memory_type_device) pointer = {ordinal, reinterpret_cast<void*>(start), bytes, id};
+    return code;
   }
   int pin(void* host, std::size_t bytes, bool read_only) override {
     return api_.pin(host, bytes, cuda_driver::host_register_portable | (read_only ? cuda_driver::host_register_read_only : 0));

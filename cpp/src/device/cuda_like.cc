@@ -186,19 +186,22 @@ class CudaLikeMemory final : public VendorMemory {
   explicit CudaLikeMemory(const CudaLike& runtime) noexcept : runtime_(runtime), api_(runtime.api()) {}
   int allocate(std::size_t bytes, void*& data) override {
     const int code = runtime_.clear(api_.allocate(&data, bytes));
-    if (code == 0 && device_type_ < 0) learn(data);
+    if (code == 0 && device_type_ < 0) static_cast<void>(learn(data));
     return code;
   }
   int release(void* data) override { return runtime_.clear(api_.release(data)); }
-  bool classify(const void* data, VendorPointer& pointer) override {
+  int classify(const void* data, VendorPointer& pointer) override {
     cuda_like::Attributes found{};
-    if (runtime_.clear(api_.attributes(&found, data)) != 0) return false;
-    if (device_type_ < 0 && !calibrate()) return false;
-    if (found.type != device_type_) return false;
+    const int code = runtime_.clear(api_.attributes(&found, data));
+    if (code != 0) return code == cuda_like::invalid_value ? 0 : code;
+    if (device_type_ < 0) {
+      if (const int unknown = calibrate(); unknown != 0) return unknown;
+    }
+    if (found.type != device_type_) return 0;
     pointer = {found.device, nullptr, 0, 0};
-    if (api_.range == nullptr) return true;
+    if (api_.range == nullptr) return 0;
     if (runtime_.clear(api_.range(&pointer.base, &pointer.bytes, const_cast<void*>(data))) != 0) pointer.base = nullptr;
-    return true;
+    return 0;
   }
   int pin(void* host, std::size_t bytes, bool) override {
     return runtime_.clear(api_.pin(host, bytes, cuda_like::host_register_portable));
@@ -207,17 +210,20 @@ class CudaLikeMemory final : public VendorMemory {
 
  private:
   // What this version calls device memory.
-  void learn(void* device_memory) {
+  int learn(void* device_memory) {
     cuda_like::Attributes found{};
-    if (runtime_.clear(api_.attributes(&found, device_memory)) == 0) device_type_ = found.type;
+    const int code = runtime_.clear(api_.attributes(&found, device_memory));
+    if (code == 0) device_type_ = found.type;
+    return code;
   }
-  bool calibrate() {
+  int calibrate() {
     int current = 0;
     void* sample = nullptr;
-    if (runtime_.clear(api_.device_get(&current)) != 0 || runtime_.clear(api_.allocate(&sample, 1)) != 0) return false;
-    learn(sample);
+    if (const int code = runtime_.clear(api_.device_get(&current)); code != 0) return code;
+    if (const int code = runtime_.clear(api_.allocate(&sample, 1)); code != 0) return code;
+    const int code = learn(sample);
     static_cast<void>(runtime_.clear(api_.release(sample)));
-    return device_type_ >= 0;
+    return code;
   }
 
   const CudaLike& runtime_;

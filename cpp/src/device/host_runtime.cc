@@ -108,7 +108,9 @@ class HostRuntime final : public DeviceRuntime, private MemorySharing, private D
     return {"cpu", true, "always there", {{Device::cpu(), name, total, "", "hardware"}}};
   }
 
-  std::optional<PointerInfo> classify(const void*, std::size_t) override { return PointerInfo{}; }
+  Result<std::optional<PointerInfo>> classify(const void*, std::size_t) override {
+    return std::optional<PointerInfo>(PointerInfo{});
+  }
 
   Result<std::unique_ptr<Allocation>> allocate(int, std::size_t bytes, const MemoryOptions& options) override {
     if (!std::has_single_bit(options.alignment) || options.alignment > huge_page) {

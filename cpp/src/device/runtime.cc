@@ -1,6 +1,8 @@
 #include "device/runtime.h"
 
 #include <sched.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 #include <algorithm>
 
@@ -48,6 +50,15 @@ Status copy_staged(const DeviceSpan& target, const DeviceSpan& source) {
   return {};
 }
 
+// The kernel reads in our place, so that nothing faults.
+bool cpu_reads(const void* data) {
+  const int scratch = memfd_create("hmc-probe", MFD_CLOEXEC);
+  if (scratch < 0) return false;
+  const bool read = write(scratch, data, 1) == 1;
+  close(scratch);
+  return read;
+}
+
 }  // namespace
 
 Result<DeviceRuntime*> runtime_for(const Device& device) {
@@ -57,12 +68,19 @@ Result<DeviceRuntime*> runtime_for(const Device& device) {
   return Status(Code::unsupported, "no runtime for " + device.str() + " is compiled in");
 }
 
-PointerInfo classify_pointer(const void* data, std::size_t bytes) {
+Result<PointerInfo> classify_pointer(const void* data, std::size_t bytes) {
+  Status unknown;
   for (const auto* factory : device_runtimes()) {
     if (factory->vendor == "cpu") continue;
-    if (auto info = factory->instance().classify(data, bytes)) return *info;
+    const auto info = factory->instance().classify(data, bytes);
+    if (!info.ok()) {
+      unknown = info.status();
+    } else if (*info) {
+      return **info;
+    }
   }
-  return {};
+  if (!unknown.ok() && bytes > 0 && !cpu_reads(data)) return unknown;
+  return PointerInfo{};
 }
 
 Status check_extent(const DeviceSpan& span) {
@@ -72,7 +90,7 @@ Status check_extent(const DeviceSpan& span) {
   std::uint64_t found = 0;
   // An allocator may have mapped the memory piece by piece: each piece is an allocation to the vendor.
   while (found < span.bytes) {
-    const auto info = runtime->classify(reinterpret_cast<const void*>(begin + found), 1);
+    HMC_ASSIGN(const auto info, runtime->classify(reinterpret_cast<const void*>(begin + found), 1));
     if (!info && found > 0) {
       return {Code::invalid_argument, std::to_string(span.bytes) + " bytes on " + span.device.str() +
                                           ": their allocation ends after " + std::to_string(found) +

@@ -265,8 +265,9 @@ class DeviceRuntime {
   virtual ~DeviceRuntime() = default;
   // Devices usable now; available=false with the reason when the library or the devices are absent. Opens it on first call.
   virtual RuntimeInfo enumerate() = 0;
-  // nullopt: not this runtime's pointer. Must not fault on any address.
-  virtual std::optional<PointerInfo> classify(const void* data, std::size_t bytes) = 0;
+  // nullopt: not this runtime's pointer. Must not fault on any address. Errors: device, closed (in a forked child) where the vendor
+  // does not say.
+  virtual Result<std::optional<PointerInfo>> classify(const void* data, std::size_t bytes) = 0;
   virtual Result<std::unique_ptr<Allocation>> allocate(int index, std::size_t bytes, const MemoryOptions& options) = 0;
   // `done` is completed once the bytes are in place: perhaps inside the call, else by poll(), on whatever thread calls that.
   virtual Status copy(const CopyOp& op, Completion* done) = 0;
@@ -303,8 +304,9 @@ struct DeviceRuntimeFactory {
 std::span<const DeviceRuntimeFactory* const> device_runtimes() noexcept;
 // The runtime that owns `device`. Errors: unsupported when no such vendor is compiled in.
 Result<DeviceRuntime*> runtime_for(const Device& device);
-// Asks the runtimes in turn; anything unclaimed is CPU memory.
-PointerInfo classify_pointer(const void* data, std::size_t bytes);
+// Asks the runtimes in turn; anything unclaimed is CPU memory. Errors: those of DeviceRuntime::classify, unless the CPU can read
+// the memory: after the fault of a kernel, say, a vendor says nothing of any address.
+Result<PointerInfo> classify_pointer(const void* data, std::size_t bytes);
 // Whether device memory ends within the span, as far as its vendor says where allocations end. Errors: invalid_argument.
 Status check_extent(const DeviceSpan& span);
 // Copies between any two devices, blocking, staging through host memory when no runtime does it directly.

@@ -76,7 +76,7 @@ struct VendorWeightedSum {
 };
 
 struct VendorPointer {
-  int index = 0;
+  int index = -1;  // none: it is not this vendor's device memory
   void* base = nullptr;
   std::size_t bytes = 0;
   std::uint64_t id = 0;
@@ -127,8 +127,8 @@ class VendorMemory {
   virtual ~VendorMemory() = default;
   virtual int allocate(std::size_t bytes, void*& data) = 0;  // (current)
   virtual int release(void* data) = 0;
-  // False: not this vendor's device memory. Must not fault on any address.
-  virtual bool classify(const void* data, VendorPointer& pointer) = 0;
+  // Must not fault on any address. After an error nothing is known of the memory.
+  virtual int classify(const void* data, VendorPointer& pointer) = 0;
   // (current) For every device of the vendor; `read_only`: the host's mapping cannot be written.
   virtual int pin(void* host, std::size_t bytes, bool read_only) = 0;
   virtual int unpin(void* host) = 0;

@@ -73,19 +73,18 @@ Status run(const Device& device, const PageCall& call) {
 Result<Device> device_of(std::span<const std::span<const std::byte>> source, std::span<const std::span<std::byte>> target) {
   Device found = Device::cpu();
   bool first = true;
-  Status status;
-  const auto look = [&](const void* data, std::size_t bytes) {
-    const Device device = classify_pointer(data, bytes).device;
-    if (!first && device != found && status.ok()) {
-      status = Status(Code::unsupported,
-                      "the arrays are of " + found.str() + " and of " + device.str() + "; copy them into the memory of one");
+  const auto look = [&](const void* data, std::size_t bytes) -> Status {
+    HMC_ASSIGN(const PointerInfo info, classify_pointer(data, bytes));
+    if (!first && info.device != found) {
+      return {Code::unsupported,
+              "the arrays are of " + found.str() + " and of " + info.device.str() + "; copy them into the memory of one"};
     }
-    found = device;
+    found = info.device;
     first = false;
+    return {};
   };
-  for (const auto& buffer : source) look(buffer.data(), buffer.size());
-  for (const auto& buffer : target) look(buffer.data(), buffer.size());
-  HMC_TRY(status);
+  for (const auto& buffer : source) HMC_TRY(look(buffer.data(), buffer.size()));
+  for (const auto& buffer : target) HMC_TRY(look(buffer.data(), buffer.size()));
   return found;
 }
 

@@ -61,7 +61,8 @@ Result<Memory> Memory::allocate(std::size_t bytes, Device device, const MemoryOp
 }
 
 Result<Memory> Memory::wrap(void* data, std::size_t bytes, std::function<void()> keep_alive) {
-  return wrap(data, bytes, classify_pointer(data, bytes).device, std::move(keep_alive));
+  HMC_ASSIGN(const PointerInfo found, classify_pointer(data, bytes));
+  return wrap(data, bytes, found.device, std::move(keep_alive));
 }
 
 Result<Memory> Memory::wrap(void* data, std::size_t bytes, Device device, std::function<void()> keep_alive) {

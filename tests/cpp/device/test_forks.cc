@@ -25,7 +25,8 @@ TEST_P(ForkedDevices, AreRefusedAndEndQuietly) {
     int failed = 0;
     if (mark->reached().status().code() != Code::closed) failed |= 1;
     if (StreamMark::of(device, default_stream).status().code() != Code::closed) failed |= 2;
-    if (runtime.classify(memory->span().data, 1)) failed |= 4;
+    if (classify_pointer(memory->span().data, 1).status().code() != Code::closed) failed |= 4;
+    if (!classify_pointer(&failed, 1).ok()) failed |= 4;
     if (runtime.compute().fill(memory->span(), 1).code() != Code::closed) failed |= 8;
     mark.reset();
     memory.reset();
@@ -35,7 +36,7 @@ TEST_P(ForkedDevices, AreRefusedAndEndQuietly) {
   ASSERT_EQ(waitpid(child, &status, 0), child);
   EXPECT_EQ(status, 0);
   EXPECT_TRUE(mark->reached().ok());
-  EXPECT_TRUE(runtime.classify(memory->span().data, 1));
+  EXPECT_TRUE(runtime.classify(memory->span().data, 1).value());
 }
 
 INSTANTIATE_TEST_SUITE_P(Runtimes, ForkedDevices, ::testing::ValuesIn(device_runtimes().begin(), device_runtimes().end()),

@@ -107,9 +107,9 @@ class PlainMemory final : public VendorMemory {
     return 0;
   }
   int release(void*) override { return 0; }
-  bool classify(const void*, VendorPointer& pointer) override {
-    pointer = {};
-    return true;
+  int classify(const void*, VendorPointer& pointer) override {
+    pointer.index = 0;
+    return 0;
   }
   int pin(void*, std::size_t, bool) override { return 2; }
   int unpin(void*) override {
@@ -138,9 +138,9 @@ struct LateVendor {
 TEST(VendorLibrary, ThreadsThatClassifyWaitForTheOneThatOpens) {
   LateVendor vendor;
   Accelerator accelerator("cuda", vendor.calls());
-  auto first = std::async(std::launch::async, [&] { return accelerator.classify(&vendor, 1).has_value(); });
+  auto first = std::async(std::launch::async, [&] { return accelerator.classify(&vendor, 1).value().has_value(); });
   while (!vendor.looked.load()) std::this_thread::yield();
-  EXPECT_TRUE(accelerator.classify(&vendor, 1).has_value());
+  EXPECT_TRUE(accelerator.classify(&vendor, 1).value().has_value());
   EXPECT_TRUE(first.get());
 }
 

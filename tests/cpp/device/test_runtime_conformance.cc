@@ -98,11 +98,13 @@ TEST_P(RuntimeConformance, KnowsItsOwnPointers) {
   const auto memory = allocate(8192);
   ASSERT_NE(memory, nullptr);
   const auto info = runtime_->classify(static_cast<std::byte*>(memory->span().data) + 100, 10);
-  ASSERT_TRUE(info.has_value());
-  EXPECT_EQ(info->device, device_);
-  EXPECT_EQ(classify_pointer(memory->span().data, 8192).device, device_);
+  ASSERT_TRUE(info.ok() && info->has_value());
+  EXPECT_EQ((*info)->device, device_);
+  const auto found = classify_pointer(memory->span().data, 8192);
+  HMC_ASSERT_OK(found.status());
+  EXPECT_EQ(found->device, device_);
   int local = 0;
-  EXPECT_TRUE(classify_pointer(&local, sizeof local).device.is_cpu());
+  EXPECT_TRUE(classify_pointer(&local, sizeof local).value().device.is_cpu());
   // Any address may be asked about; none is touched.
   static_cast<void>(runtime_->classify(reinterpret_cast<const void*>(0x10), 1));
 }
