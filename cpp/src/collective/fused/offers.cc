@@ -63,6 +63,11 @@ std::shared_ptr<Segment> Offers::take(const Group& group, bool usable, Deadline 
     return from->phase() == PeerPhase::lost || from->phase() == PeerPhase::closed || gone_.contains(group.id()) ||
            (parent != nullptr && takes_no_collectives(*parent));
   };
+  {
+    // One that failed and closed before this process knew it as a rank is to be noticed as gone.
+    const auto lock = context_.engine()->lock();
+    if (from->phase() == PeerPhase::idle) from->when_ready([](const Status&) {});
+  }
   context_.engine()->drive(deadline, [&] { return find(key) != received_.end() || gone(); });
   UniqueFd fd;
   {
