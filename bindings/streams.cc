@@ -126,8 +126,9 @@ StreamHandle stream_of(py::handle object) {
   if (!object || object.is_none()) return no_stream;
   if (PyLong_Check(object.ptr()) != 0) return handle_of(py::reinterpret_borrow<py::object>(object));
   if (py::hasattr(object, "__cuda_stream__")) {
-    return handle_of(
-        call_python(attribute_of(object, "__cuda_stream__")).cast<py::tuple>()[1]);  // (version of the protocol, handle)
+    const auto told = call_python(attribute_of(object, "__cuda_stream__")).cast<py::tuple>();
+    if (told.size() < 2) refuse("__cuda_stream__ did not give two things, the version of the protocol and the handle");
+    return handle_of(told[1]);
   }
   for (const char* name : handle_attributes) {
     if (const py::object handle = attribute_or_null(object, name)) return handle_of(handle);

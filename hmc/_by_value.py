@@ -18,7 +18,7 @@ from typing import Any
 
 __all__ = ["dumps", "named_globals"]
 
-GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL", "DELETE_GLOBAL"}
+GLOBAL = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS", "STORE_GLOBAL", "DELETE_GLOBAL"}
 
 
 def dumps(value: Any) -> bytes:

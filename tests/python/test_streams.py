@@ -345,7 +345,11 @@ with hmc.init() as comm:
     buf = comm.buffer(100)
     remote = comm.exchange(buf, timeout=30)[1 - comm.rank]
     refused = 0
+    class Short:
+        def __cuda_stream__(self):
+            return (0,)
     for call in (
+        lambda: comm.put(buf, remote, stream=Short()),
         lambda: comm.put(buf, remote, stream=5),
         lambda: comm.get(buf, remote, stream=5),
         lambda: comm.isend(np.zeros(4), 1 - comm.rank, stream=0),
@@ -356,7 +360,7 @@ with hmc.init() as comm:
         except hmc.InvalidArgumentError as error:
             assert "stream" in str(error)
             refused += 1
-    assert refused == 4
+    assert refused == 5
     comm.barrier(timeout=30)
 """
     )
