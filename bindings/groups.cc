@@ -103,8 +103,7 @@ void bind_groups(py::module_& module, py::class_<Communicator, CommunicatorHolde
           },
           py::arg("timeout") = py::none(),
           "Where all ranks are on one host (2 to 32), they map the same memory, through which collectives then go, and which "
-          "kernels "
-          "of devices and the vendor's library require. Only a Communicator of subgroup() needs it: without, it uses messages. "
+          "kernels of devices require. Only a Communicator of subgroup() needs it: without, it uses messages. "
           "Collective, one call per process, before any other collective (InvalidArgumentError). Does nothing where the ranks "
           "cannot share memory.");
 }

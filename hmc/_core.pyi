@@ -2312,7 +2312,7 @@ class Communicator:
         """
     def share_memory(self, timeout: float | None = None) -> None:
         """
-        Where all ranks are on one host (2 to 32), they map the same memory, through which collectives then go, and which kernels of devices and the vendor's library require. Only a Communicator of subgroup() needs it: without, it uses messages. Collective, one call per process, before any other collective (InvalidArgumentError). Does nothing where the ranks cannot share memory.
+        Where all ranks are on one host (2 to 32), they map the same memory, through which collectives then go, and which kernels of devices require. Only a Communicator of subgroup() needs it: without, it uses messages. Collective, one call per process, before any other collective (InvalidArgumentError). Does nothing where the ranks cannot share memory.
         """
     def topology(self, timeout: float | None = 60.0) -> Topology:
         """

@@ -35,8 +35,12 @@ def calls():
 """
 
 
-def job(run_job: Callable[..., str], vendor: str, source: str, ranks: int = 2, **options: object) -> str:
-    environment = hmc.testing.environment(vendor, devices=4, libraries=True)
+# Ranks agree to call the library in shared memory, and without it by messages, as those of several hosts do.
+AGREE = pytest.mark.parametrize("fused", ["1", "0"], ids=["shared", "messages"])
+
+
+def job(run_job: Callable[..., str], vendor: str, source: str, ranks: int = 2, fused: str = "1", **options: object) -> str:
+    environment = hmc.testing.environment(vendor, devices=4, libraries=True) | {"HMC_FUSED": fused}
     return run_job(f"VENDOR = {vendor!r}\n" + PRELUDE + source, ranks=ranks, environment=environment, **options)
 
 
@@ -76,9 +80,10 @@ print("tried")
 """
 
 
+@AGREE
 @pytest.mark.parametrize(("vendor", "ranks"), [("cuda", 2), ("rocm", 3), ("hygon", 3), ("musa", 2), ("mlu", 2)])
-def test_every_call_type_and_operation(run_job: Callable[..., str], vendor: str, ranks: int) -> None:
-    assert job(run_job, vendor, MATRIX, ranks).count("tried") == ranks
+def test_every_call_type_and_operation(run_job: Callable[..., str], vendor: str, ranks: int, fused: str) -> None:
+    assert job(run_job, vendor, MATRIX, ranks, fused).count("tried") == ranks
 
 
 def test_the_plan_names_the_library(run_job: Callable[..., str]) -> None:
@@ -130,10 +135,11 @@ print("went on", flush=True)
 """
 
 
-def test_a_rank_killed_in_the_library(run_job: Callable[..., str]) -> None:
+@AGREE
+def test_a_rank_killed_in_the_library(run_job: Callable[..., str], fused: str) -> None:
     # The second collective of rank 1 hangs on its device.
     hangs = "import os\nif os.environ['HMC_RANK'] == '1': os.environ['HMC_SIM_FAIL'] = 'ncclKernel:2=7'\n"
-    environment = hmc.testing.environment("cuda", devices=4, libraries=True)
+    environment = hmc.testing.environment("cuda", devices=4, libraries=True) | {"HMC_FUSED": fused}
     out = run_job(hangs + "VENDOR = 'cuda'\n" + PRELUDE + KILLED, ranks=3, environment=environment, expect=1)
     assert out.count("went on") == 2, out
 
@@ -148,7 +154,8 @@ except hmc.DeviceError as error:
 """
 
 
-def test_an_error_of_the_library_is_told_on_every_rank(run_job: Callable[..., str]) -> None:
+@AGREE
+def test_an_error_of_the_library_is_told_on_every_rank(run_job: Callable[..., str], fused: str) -> None:
     fails = "import os\nif os.environ['HMC_RANK'] == '0': os.environ['HMC_SIM_FAIL'] = 'ncclAllReduce:2=2'\n"
-    environment = hmc.testing.environment("cuda", devices=4, libraries=True)
+    environment = hmc.testing.environment("cuda", devices=4, libraries=True) | {"HMC_FUSED": fused}
     assert run_job(fails + "VENDOR = 'cuda'\n" + PRELUDE + FAILS, environment=environment).count("told") == 2

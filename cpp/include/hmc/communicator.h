@@ -282,7 +282,7 @@ class HMC_API Communicator {
   // share_memory() first. Errors: invalid_argument (ranks, none of this process's among them, a number that is taken here), closed.
   [[nodiscard]] Result<Communicator> subgroup(std::span<const int> ranks, std::uint32_t number) const;
   // Where all ranks are on one host (2 to 32 of them), they map the same memory, through which collectives then go, and which
-  // kernels of devices and the vendor's library require. Communicators of init(), split(), shrink(), grow() and join() have done
+  // kernels of devices require. Communicators of init(), split(), shrink(), grow() and join() have done
   // so; those of subgroup() use messages until all their ranks have called this, as their first collective. ok where the ranks
   // cannot share memory. Collective over all local Members. Errors: invalid_argument (a collective has begun).
   [[nodiscard]] Status share_memory(Deadline deadline = Deadline::never()) const;

@@ -77,9 +77,8 @@ std::string obstacle(const EqualCall& call, Algorithm algorithm, Sharing sharing
            "subgroup() after share_memory()) with HMC_FUSED not 0, and no exact sums";
   }
   if (algorithm == Algorithm::native && (call.exact || !sharing.library)) {
-    return "it takes memory of devices of one vendor whose collective library HMC knows (NCCL, RCCL, MCCL, CNCL), ranks of one "
-           "host in a "
-           "Communicator that shares memory (a subgroup() after share_memory()) with HMC_FUSED not 0, and no exact sums";
+    return "it takes memory of devices of one vendor whose collective library HMC knows (NCCL, RCCL, MCCL, CNCL), and no exact "
+           "sums";
   }
   if (is_shared(algorithm) && algorithm != Algorithm::mapped && algorithm != Algorithm::native && !sharing.cpu)
     return "it takes CPU memory, and ranks of one host in a Communicator that shares memory (a subgroup() after "

@@ -125,6 +125,7 @@ class Prediction {
       case StepKind::reduce:
         compute(now, place, bytes * one.source_count / model_.rank(place.rank).reduction);
         return {};
+      case StepKind::wait:  // in no plan
       case StepKind::send:
       case StepKind::receive:
         return post(now, place);

@@ -18,15 +18,17 @@ Status shared_memory_refused(std::uint32_t call) {
               "memory, or has no memory left for its share, or could not load its kernel while something else on its device "
               "waited; pass CPU memory, or name no algorithm"};
 }
-Status library_refused(Group& group, std::uint32_t call) {
-  const Status why = group.fused().natives().obstacle();
+
+}  // namespace
+
+Status library_refused(Group& group, std::uint32_t call, const Status& elsewhere) {
+  const Status here = group.fused().natives().obstacle();
+  const Status& why = here.ok() ? elsewhere : here;
   return {Code::unsupported, describe_call(call) +
                                  ": a rank does not load the library, or passed CPU memory, memory that is not aligned to its "
                                  "elements, uneven blocks, or a type or operation that the library does not have" +
                                  (why.ok() ? "" : " (" + why.str() + ")") + "; name no algorithm"};
 }
-
-}  // namespace
 
 // Stands among the one-sided operations to one peer, behind its fences.
 class CollectiveWork::Gate final : public PendingOp {
@@ -43,17 +45,19 @@ class CollectiveWork::Gate final : public PendingOp {
   std::shared_ptr<CollectiveWork> work_;
 };
 
-CollectiveWork::CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank, std::uint32_t call,
-                               const std::shared_ptr<const Schedule>& schedule, CollectiveBuffers buffers,
-                               std::optional<fused::Way> fused)
-    : WorkState(group->engine()),
-      group_(std::move(group)),
-      rank_(rank),
-      call_(call),
-      run_(schedule),
-      areas_(std::move(buffers), schedule->scratch),
-      fused_way_(std::move(fused)),
-      withdrawal_{OneShotTimer(*group_->engine()), {}} {}
+CollectiveWork::CollectiveWork(CollectiveCall call)
+    : WorkState(call.group->engine()),
+      group_(std::move(call.group)),
+      rank_(call.rank),
+      call_(call.call),
+      run_(call.library ? std::make_shared<const Schedule>() : call.schedule),
+      areas_(std::move(call.buffers), run_.schedule()->scratch),
+      fused_{std::move(call.fused), nullptr},
+      withdrawal_{OneShotTimer(*group_->engine()), {}} {
+  if (!call.library) return;
+  library_ = std::make_unique<LibraryCall>(*this, std::move(*call.library), std::move(areas_));
+  areas_ = Areas({}, 0);
+}
 
 CollectiveWork::~CollectiveWork() = default;
 
@@ -66,10 +70,11 @@ Status CollectiveWork::start(std::optional<std::uint64_t> announced) {
   group_->running().add(*this);
   accepted();
   run_.begin();
+  if (library_) library_->begin();
   if (announced) {
     start_fused(true);
   } else {
-    if (!fused_way_) group_->fused().announce(rank_, sequence_, call_);
+    if (!fused_.way) group_->fused().announce(rank_, sequence_, call_);
     if (group_->context().fenced_peers() != 0) [[unlikely]]
       wait_for_fences();
     if (fences_ == 0) advance();
@@ -103,7 +108,7 @@ void CollectiveWork::advance_soon() {
 void CollectiveWork::advance() {
   const auto self = shared_from_this();
   deferred_ = false;
-  if (fused_way_ && !failing_) return start_fused(false);
+  if (fused_.way && !failing_) return start_fused(false);
   if (fences_ != 0) return;
   // The caller may make its stream wait for this very collective, so messages must not wait for the stream as it is when they are
   // posted.
@@ -117,39 +122,43 @@ void CollectiveWork::advance() {
   }
   if (areas_.buffers().staged && !failing_) areas_.take_scratch(run_);
   if (const Status memory = areas_.has_memory(); !memory.ok() && !failing_) return fail(memory);
+  const auto well = [this] { return !failing_ && !withdrawal_.reason.pending(); };
+  const auto messages_over = [&] { return well() && run_.all_done() && !run_.in_flight() && !mismatched_ && outcome_.ok(); };
   posting_ = true;
-  while (run_.has_ready() && !failing_ && !withdrawal_.reason.pending()) post(run_.take_ready());
+  do {
+    while (run_.has_ready() && well()) post(run_.take_ready());
+  } while (library_ && messages_over() && library_->next());
   posting_ = false;
   end_if_done();
 }
 
 void CollectiveWork::start_fused(bool announced) {
-  fused_call_ =
-      group_->fused().post(rank_, sequence_, call_, *std::exchange(fused_way_, std::nullopt), areas_.buffers(), announced);
-  fused_call_->on_complete_locked([this](const Status& status) { on_fused(status); });
+  fused_.call =
+      group_->fused().post(rank_, sequence_, call_, *std::exchange(fused_.way, std::nullopt), areas_.buffers(), announced);
+  fused_.call->on_complete_locked([this](const Status& status) { on_fused(status); });
   // Of a process that died or left earlier there is no more news. One that left may have taken part before.
-  for (std::uint32_t r = 0; r < group_->size() && fused_call_; ++r) {
+  for (std::uint32_t r = 0; r < group_->size() && fused_.call; ++r) {
     const PeerState& peer = *group_->rank(r).peer;
     const bool missing =
-        (peer.phase() == PeerPhase::lost && fused_call_->needs(r)) || (peer.phase() == PeerPhase::closed && fused_call_->awaits(r));
+        (peer.phase() == PeerPhase::lost && fused_.call->needs(r)) || (peer.phase() == PeerPhase::closed && fused_.call->awaits(r));
     if (missing) fail(peer.failure().with_context(group_->describe(r)));
   }
 }
 
 std::shared_ptr<DeviceOrder> CollectiveWork::device_order() {
-  return fused_call_ && fused_call_->may_be_on_device() ? fused_call_ : nullptr;
+  return fused_.call && fused_.call->may_be_on_device() ? fused_.call : nullptr;
 }
 
 // Inside its completion: no message is posted from here.
 void CollectiveWork::on_fused(const Status& status) {
   const auto self = shared_from_this();
-  fused_call_ = nullptr;
+  fused_.call = nullptr;
   if (status.ok()) {
     run_.skip();
   } else if (status.code() == Code::unsupported && !failing_) {
     if (is_shared(algorithm_of(call_))) {
       const bool library = algorithm_of(call_) == Algorithm::native;
-      outcome_ = library ? library_refused(*group_, call_)
+      outcome_ = library ? library_refused(*group_, call_, {})
                          : shared_memory_refused(call_);  // on every rank alike, so the Communicator stays usable
       run_.skip();
     } else {
@@ -169,6 +178,8 @@ void CollectiveWork::post(std::uint32_t index) {
     if (!copied.ok()) fail(copied);
   } else if (step.kind == StepKind::reduce) {
     reduce(index);
+  } else if (step.kind == StepKind::wait) {
+    library_->wait(index);
   } else {
     post_message(index);
   }
@@ -200,9 +211,10 @@ void CollectiveWork::post_message(std::uint32_t index) {
   const Envelope envelope{group_->collective_scope(), sends ? rank_ : step.peer, sends ? step.peer : rank_};
   const std::uint64_t bytes = sends && run_.poisoned(index) ? 0 : step.bytes;
   const MemoryView view = areas_.slice(sends ? step.from : step.to, bytes);
+  const auto round = static_cast<std::uint8_t>(step.round + (library_ ? library_->first_round() : 0));
   const Target target{group_->rank(step.peer).peer, envelope, call_};
-  auto posted = sends ? group_->messenger().isend_locked(target, tag_of(sequence_, step.round), view)
-                      : group_->messenger().irecv_locked(target, tag_of(sequence_, step.round), view);
+  auto posted = sends ? group_->messenger().isend_locked(target, tag_of(sequence_, round), view)
+                      : group_->messenger().irecv_locked(target, tag_of(sequence_, round), view);
   if (!posted) {
     run_.give_up(index);
     return on_failure(posted.status().with_context(group_->describe(step.peer)));
@@ -232,6 +244,7 @@ void CollectiveWork::on_message(std::uint32_t index, const Status& status) {
       soft_error(step, std::to_string(message->info().bytes));
     }
   }
+  if (library_ && status.ok()) library_->received();
   run_.finish(index);
   if (!status.ok() && !run_.poisoned(index)) {
     keep = shared_from_this();
@@ -302,14 +315,23 @@ void CollectiveWork::fail(const Status& reason) {
     if (message)
       static_cast<void>(message->cancel_locked());  // what is too late to stop ends by itself; end_if_done() waits for it
   }
-  if (const auto call = fused_call_) static_cast<void>(call->cancel_locked());
+  if (const auto call = fused_.call) static_cast<void>(call->cancel_locked());
+  if (library_) library_->stop();
   posting_ = posting;
   if (!posting_) end_if_done();
 }
 
 void CollectiveWork::end_if_done() {
-  if (done() || run_.in_flight() || fused_call_ || ((!run_.all_done() || withdrawal_.reason.pending() || mismatched_) && !failing_))
-    return;
+  if (done() || run_.in_flight() || fused_.call || (library_ && library_->on_device())) return;
+  if (!failing_) {
+    if (!run_.all_done() || withdrawal_.reason.pending() || mismatched_) return;
+    if (library_ && !library_->over()) {
+      // A rank that got a message of another size than it expected does not call the library, in which the others would wait for
+      // it.
+      if (!outcome_.ok()) return fail(std::exchange(outcome_, {}));
+      return library_->waits() ? void() : advance_soon();
+    }
+  }
   const auto self = shared_from_this();
   group_->running().remove(*this);
   complete(std::move(outcome_));
@@ -326,10 +348,14 @@ Status CollectiveWork::cancel_locked() {
 }
 
 bool CollectiveWork::involves(std::uint32_t process, bool fused) const {
-  for (std::uint32_t r = 0; fused_call_ && !mismatched_ && r < group_->size(); ++r) {  // mismatched: it ends for that reason
-    if (group_->rank(r).process == process && (r == rank_ || fused_call_->needs(r))) return true;
+  const bool in_library = library_ && library_->on_device() && !fused;
+  for (std::uint32_t r = 0; in_library && r < group_->size(); ++r) {
+    if (group_->rank(r).process == process) return true;
   }
-  if (fused || fused_call_) return false;
+  for (std::uint32_t r = 0; fused_.call && !mismatched_ && r < group_->size(); ++r) {  // mismatched: it ends for that reason
+    if (group_->rank(r).process == process && (r == rank_ || fused_.call->needs(r))) return true;
+  }
+  if (fused || fused_.call) return false;
   for (std::uint32_t i = 0; i < run_.steps().size(); ++i) {
     const Step& step = run_.steps()[i];
     if (!run_.done(i) && (step.kind == StepKind::send || step.kind == StepKind::receive) &&
@@ -341,9 +367,13 @@ bool CollectiveWork::involves(std::uint32_t process, bool fused) const {
 
 std::string CollectiveWork::missing() const {
   if (withdrawal_.reason.pending()) return "the reason why a peer ended its part: " + std::string(withdrawal_.how.message());
+  if (library_ && !library_->awaited().empty()) return std::string(library_->awaited());
   std::vector<std::uint32_t> ranks;
-  for (std::uint32_t r = 0; fused_call_ && r < group_->size(); ++r) {
-    if (fused_call_->awaits(r)) ranks.push_back(r);
+  for (std::uint32_t r = 0; library_ && library_->on_device() && r < group_->size(); ++r) {
+    if (r != rank_) ranks.push_back(r);
+  }
+  for (std::uint32_t r = 0; fused_.call && r < group_->size(); ++r) {
+    if (fused_.call->awaits(r)) ranks.push_back(r);
   }
   for (std::uint32_t i = 0; i < run_.steps().size(); ++i) {
     const Step& step = run_.steps()[i];
@@ -359,6 +389,9 @@ std::string CollectiveWork::missing() const {
   return text;
 }
 
-void CollectiveWork::released() noexcept { areas_.release(*engine()); }
+void CollectiveWork::released() noexcept {
+  areas_.release(*engine());
+  if (library_) library_->release();
+}
 
 }  // namespace hmc

@@ -1,4 +1,5 @@
-// CollectiveWork: carries out one rank's Schedule by messages in the group's collective scope, or in its place a fused call.
+// CollectiveWork: carries out one rank's Schedule by messages in the group's collective scope, or in its place a fused call, or a
+// call of the vendor's library.
 //
 // Driven by the completions of its messages, so that it goes on without further calls by the user. A message of the wrong size is a
 // soft error: the rest goes on (everybody gets what is due, nobody hangs), and the Work ends with invalid_argument; what would have
@@ -16,6 +17,7 @@
 #include "collective/call.h"
 #include "collective/fused/calls.h"
 #include "collective/group.h"
+#include "collective/library_call.h"
 #include "collective/plan.h"
 #include "collective/schedule_run.h"
 #include "progress/one_shot_timer.h"
@@ -29,11 +31,22 @@ constexpr std::int64_t tag_of(std::uint64_t sequence, std::uint8_t round) noexce
 }
 constexpr std::uint64_t sequence_of(std::int64_t tag) noexcept { return static_cast<std::uint64_t>(tag) >> 8; }
 
+// One rank's part in a collective, checked and planned.
+struct CollectiveCall {
+  std::shared_ptr<Group> group;
+  std::uint32_t rank = 0;
+  std::uint32_t call = 0;  // of encode_call()
+  std::shared_ptr<const Schedule> schedule;
+  CollectiveBuffers buffers;
+  std::optional<fused::Way> fused = std::nullopt;         // how it is done over shared memory, where every rank can do that
+  std::optional<native::Request> library = std::nullopt;  // in place of the schedule and the above, as messages agree
+  std::uint32_t root = 0;                                 // of calls that have one
+  bool packable = false;                                  // its blocks are equal: a batch may carry it out together with others
+};
+
 class CollectiveWork final : public WorkState {
  public:
-  // `call`: of encode_call(). `fused`: how it is done over shared memory, where every rank can do that.
-  CollectiveWork(std::shared_ptr<Group> group, std::uint32_t rank, std::uint32_t call,
-                 const std::shared_ptr<const Schedule>& schedule, CollectiveBuffers buffers, std::optional<fused::Way> fused);
+  explicit CollectiveWork(CollectiveCall call);
   ~CollectiveWork() override;
 
   // ---- engine lock held ----
@@ -56,10 +69,17 @@ class CollectiveWork final : public WorkState {
   void mismatch(std::uint32_t other_rank, std::uint32_t other_call);
 
  private:
+  friend class LibraryCall;
   // By a peer. The collective has failed then.
   struct Withdrawal {
     OneShotTimer reason;  // pending: the reason is on its way
     Status how;
+  };
+
+  // In place of messages.
+  struct Fused {
+    std::optional<fused::Way> way;      // until it is tried
+    std::shared_ptr<fused::Call> call;  // under way
   };
 
   class Gate;
@@ -84,8 +104,8 @@ class CollectiveWork final : public WorkState {
   const std::uint32_t call_;
   ScheduleRun run_;
   Areas areas_;
-  std::optional<fused::Way> fused_way_;      // until it is tried
-  std::shared_ptr<fused::Call> fused_call_;  // under way
+  Fused fused_;
+  std::unique_ptr<LibraryCall> library_;
   std::uint64_t sequence_ = 0;
   std::uint32_t fences_ = 0;  // pending, of peers and of callers' streams; no message is posted before they are released
   bool posting_ = false;      // advance() is on the stack
@@ -96,18 +116,9 @@ class CollectiveWork final : public WorkState {
   Status outcome_;
 };
 
-// One rank's part in a collective, checked and planned.
-struct CollectiveCall {
-  std::shared_ptr<Group> group;
-  std::uint32_t rank = 0;
-  std::uint32_t call = 0;  // of encode_call()
-  std::shared_ptr<const Schedule> schedule;
-  CollectiveBuffers buffers;
-  std::optional<fused::Way> fused = std::nullopt;  // see CollectiveWork
-  std::uint32_t root = 0;                          // of calls that have one
-  bool packable = false;                           // its blocks are equal: a batch may carry it out together with others
-};
-
+// The error of a call that names the vendor's library, where that cannot carry it out; on every rank alike. `elsewhere`: why, if
+// this process does not know better.
+[[nodiscard]] Status library_refused(Group& group, std::uint32_t call, const Status& elsewhere);
 // `rank` does not begin its next call, in which the other ranks may be: the group is broken with `reason`, as by any collective
 // that is given up. Engine lock not held.
 void break_before_start(Group& group, std::uint32_t rank, const Status& reason);

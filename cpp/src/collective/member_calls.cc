@@ -50,9 +50,10 @@ Result<Algorithm> spread_algorithm(Group& group, const EqualCall& call, std::str
   EqualCall asked = call;
   if (call.kind == CallKind::all_gather || call.kind == CallKind::broadcast) asked.islands = group.schedules().islands(group);
   const bool possible = group.fused().possible();
-  return named_algorithm(
-      asked, name,
-      {.cpu = possible, .devices = possible && group.fused().devices().may_be_named(), .library = may_name_library(group)});
+  return named_algorithm(asked, name,
+                         {.cpu = possible,
+                          .devices = possible && group.fused().devices().may_be_named(),
+                          .library = group.fused().natives().may_be_named()});
 }
 
 namespace {
@@ -86,13 +87,19 @@ void share_spread(Group& group, std::uint32_t rank, CallKind kind, Algorithm nam
     way.on_device = std::make_shared<const ExchangeCall>(call);
 }
 
-bool may_name_library(Group& group) noexcept { return group.fused().possible() && group.fused().natives().may_be_named(); }
-
 std::optional<native::Call> by_library(Group& group, std::uint32_t rank, Algorithm named, const Device& device,
                                        std::optional<native::Call> call) {
-  if (!call || named != Algorithm::native) return std::nullopt;
-  if (!may_name_library(group) || !group.fused().natives().prepare(rank, device)) return std::nullopt;
+  if (!call || named != Algorithm::native || !group.fused().natives().prepare(rank, device)) return std::nullopt;
+  if (group.fused().possible()) group.fused().natives().boards().offer(rank);
   return call;
+}
+
+void set_library(Share& share, Algorithm named, const std::optional<native::Call>& call) {
+  if (share.fused) {
+    share.fused->by_library = call;
+  } else if (named == Algorithm::native) {
+    share.library = native::Request{call};
+  }
 }
 
 Status check_layout(std::string_view call, std::string_view which, const Member::Layout& layout, const MemoryView& view,

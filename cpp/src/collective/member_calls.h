@@ -38,8 +38,6 @@ Result<Algorithm> spread_algorithm(Group& group, const EqualCall& call, std::str
 void share_spread(Group& group, std::uint32_t rank, CallKind kind, Algorithm named, const MemoryView& out, const MemoryView& in,
                   fused::Way& way);
 
-// The group's ranks are on one host, and their devices of one vendor with a collective library: calls may name that.
-[[nodiscard]] bool may_name_library(Group& group) noexcept;
 // `call`, where the library is named, it is one of the library's, and the rank's device takes part in it.
 std::optional<native::Call> by_library(Group& group, std::uint32_t rank, Algorithm named, const Device& device,
                                        std::optional<native::Call> call);
@@ -54,6 +52,8 @@ Status check_disjoint(std::string_view call, const Member::Layout& layout);
 
 // One Member's share of a collective, checked and planned, not started.
 using Share = CollectiveCall;
+// What by_library() returned, once `share` says whether the ranks share memory for it.
+void set_library(Share& share, Algorithm named, const std::optional<native::Call>& call);
 // Errors besides those of starting it: invalid_argument, in a batch.
 Started start(Result<Share> share);
 // Carries it out; a small reduction on one host may be over without a Work. In a batch: adds it to that.

@@ -194,7 +194,7 @@ bool may_map(Group& group, DataType type) {
 
 // What the vendor's library is to a plan. Other processes are taken to have what this one has.
 void plan_library(Group& group, const EqualCall& call, const PlanOptions& options, PlannedGroup& planned) {
-  if (!may_name_library(group)) return;
+  if (!group.fused().natives().may_be_named()) return;
   native::Ranks& natives = group.fused().natives();
   const Reduction reduction{.type = options.type, .op = ReduceOp::sum, .factor = 1, .exact = call.exact};
   const MemoryView any{nullptr, 0, group.rank(group.local().front()).device};

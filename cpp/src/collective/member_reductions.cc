@@ -72,9 +72,10 @@ std::shared_ptr<const std::vector<Island>> islands_for(Group& group, const Reduc
 Result<Algorithm> algorithm_named(CallKind kind, Group& group, std::uint64_t bytes, const ReduceStep& step, std::string_view name) {
   if (name.empty()) return Algorithm::chosen;
   const bool possible = group.fused().possible();
-  return named_algorithm(
-      {.kind = kind, .size = group.size(), .bytes = bytes, .islands = islands_for(group, step)}, name,
-      {.cpu = possible, .devices = possible && group.fused().devices().may_be_named(), .library = may_name_library(group)});
+  return named_algorithm({.kind = kind, .size = group.size(), .bytes = bytes, .islands = islands_for(group, step)}, name,
+                         {.cpu = possible,
+                          .devices = possible && group.fused().devices().may_be_named(),
+                          .library = group.fused().natives().may_be_named()});
 }
 
 // What every rank passes alike, besides the type and the operation. The factor is applied by the rank that reduces.
@@ -127,7 +128,7 @@ Result<Share> all_reduce_share(const Member& member, const MemoryView& out, cons
   if (group->fused().possible() && may_be_shared(named))
     share.fused = fused::way_of_all_reduce(rank, size, in.bytes, size_of(reduction.type), named);
   if (found.maps) share.fused->on_device = by_kernel(share, *fused::plan_all_reduce(rank, size, in.bytes, size_of(reduction.type)));
-  if (library) share.fused->by_library = library;
+  set_library(share, named, library);
   share.packable = true;
   return share;
 }
@@ -173,7 +174,7 @@ Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, 
   if (group->fused().possible() && may_be_shared(named))
     share.fused = fused::way_of_reduce_scatter(rank, {layout.counts, layout.displacements}, named);
   if (found.maps) share.fused->on_device = by_kernel(share, *fused::plan_reduce_scatter({layout.counts, layout.displacements}));
-  if (library) share.fused->by_library = library;
+  set_library(share, named, library);
   return share;
 }
 
@@ -229,7 +230,7 @@ Result<Share> reduce_share(const Member& member, const MemoryView& out, const Me
   if (group->fused().possible() && may_be_shared(named))
     share.fused = fused::way_of_reduce(rank, size, at, in.bytes, size_of(reduction.type), named);
   if (found.maps) share.fused->on_device = by_kernel(share, *fused::plan_reduce(rank, size, at, in.bytes, size_of(reduction.type)));
-  if (library) share.fused->by_library = library;
+  set_library(share, named, library);
   share.root = at;
   share.packable = true;
   return share;

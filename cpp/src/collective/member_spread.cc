@@ -60,11 +60,11 @@ Result<Share> all_gather_share(const Member& member, const MemoryView& out, cons
   if (goes_shared(*group, CallKind::all_gather, bytes, named)) {
     share.fused = fused::way_of_all_gather(rank, {layout.counts, layout.displacements}, named);
     share_spread(*group, rank, CallKind::all_gather, named, out, in, *share.fused);
-    if (are_packed(layout, in.bytes)) {
-      share.fused->by_library =
-          by_library(*group, rank, named, in.device, native::spread_call(native::Kind::all_gather, out, in, in.bytes));
-    }
   }
+  std::optional<native::Call> library;
+  if (are_packed(layout, in.bytes))
+    library = by_library(*group, rank, named, in.device, native::spread_call(native::Kind::all_gather, out, in, in.bytes));
+  set_library(share, named, library);
   return share;
 }
 
@@ -98,9 +98,10 @@ Result<Share> broadcast_share(const Member& member, const MemoryView& view, int 
   if (goes_shared(*group, CallKind::broadcast, view.bytes, named)) {
     share.fused = fused::way_of_broadcast(rank, at, view.bytes, named);
     share_spread(*group, rank, CallKind::broadcast, named, view, {}, *share.fused);
-    share.fused->by_library =
-        by_library(*group, rank, named, view.device, native::spread_call(native::Kind::broadcast, view, view, view.bytes, at));
   }
+  set_library(
+      share, named,
+      by_library(*group, rank, named, view.device, native::spread_call(native::Kind::broadcast, view, view, view.bytes, at)));
   return share;
 }
 

@@ -8,7 +8,7 @@
 
 namespace hmc {
 
-enum class StepKind : std::uint8_t { send, receive, copy, reduce };
+enum class StepKind : std::uint8_t { send, receive, copy, reduce, wait };  // wait: for what no step does
 enum class Area : std::uint8_t { in, out, scratch };  // the caller's two buffers, and memory of the collective itself
 
 // Which part of an operation on all ranks' inputs a reduction carries out: inputs are scaled in the first, results divided in the
@@ -24,7 +24,7 @@ struct Slice {
 struct Step {
   StepKind kind = StepKind::copy;
   std::uint8_t round = 0;
-  std::uint32_t peer = 0;  // rank; own for copies and reductions
+  std::uint32_t peer = 0;  // rank; own for copies, reductions and waits
   std::uint64_t bytes = 0;
   Slice from;                                        // send, copy
   Slice to;                                          // receive, copy, reduce

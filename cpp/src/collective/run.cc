@@ -30,10 +30,7 @@ Status mark_streams(CollectiveCall& call) {
   return marked.with_context(call.group->describe(call.rank));
 }
 
-std::shared_ptr<CollectiveWork> make_work(CollectiveCall&& call) {
-  return std::make_shared<CollectiveWork>(std::move(call.group), call.rank, call.call, call.schedule, std::move(call.buffers),
-                                          std::move(call.fused));
-}
+std::shared_ptr<CollectiveWork> make_work(CollectiveCall&& call) { return std::make_shared<CollectiveWork>(std::move(call)); }
 
 }  // namespace
 

@@ -38,6 +38,7 @@ class ScheduleBuilder {
                 .source_count = static_cast<std::uint32_t>(sources.size()),
                 .phase = phase});
   }
+  Index wait(std::uint32_t own) { return add({.kind = StepKind::wait, .round = 0, .peer = own, .from = {}, .to = {}}); }
   // `second` waits for `first`. Each pair once.
   void order(Index first, Index second) {
     edges_.emplace_back(first, second);

@@ -80,18 +80,17 @@ void RankCommunicator::work() {
   changed_.notify_all();
 }
 
-void RankCommunicator::connect(std::function<void(const UniqueId&)> publish, std::function<void(const Status&)> connected) {
-  add([this, publish = std::move(publish), connected = std::move(connected)] {
-    if (is_aborted()) return connected(aborted_status());
+void RankCommunicator::make_number(std::function<void(const Result<UniqueId>&)> made) {
+  add([this, made = std::move(made)] {
+    if (is_aborted()) return made(aborted_status());
     UniqueId id;
     const Api& api = library_.api();
     if (const int code = api.make_id(&id); api.meaning(code) != Meaning::success) {
       const Status why = library_.failure("it makes no number for a communicator", code, nullptr);
       fail(why);
-      return connected(why);
+      return made(why);
     }
-    publish(id);
-    join(id, connected);
+    made(id);
   });
 }
 

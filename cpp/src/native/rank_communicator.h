@@ -31,10 +31,10 @@ class RankCommunicator final : public std::enable_shared_from_this<RankCommunica
   RankCommunicator(Library& library, std::unique_ptr<DeviceQueue> queue, const Place& place)
       : library_(library), queue_(std::move(queue)), place_(place) {}
 
-  // Joins the communicator of that number, which rank 0 makes and publishes. Once. The other ranks have to join it too
-  // before `connected` is called: closed, without them, after abort(). An error that is not a peer's makes the process avoid the
-  // library.
-  void connect(std::function<void(const UniqueId&)> publish, std::function<void(const Status&)> connected);
+  // A number for a communicator: rank 0 makes it, for all. Errors: closed after abort(); the library's make the process avoid it.
+  void make_number(std::function<void(const Result<UniqueId>&)> made);
+  // Joins the communicator of that number. Once. The other ranks have to join it too before `connected` is called: closed, without
+  // them, after abort(). An error that is not a peer's makes the process avoid the library.
   void connect(const UniqueId& id, std::function<void(const Status&)> connected);
   // Once connected. `done` as for DeviceRuntime::copy, or on the thread. Errors of the library end it once nothing runs any more,
   // and abort the communicator; so it does when abort() was called.

@@ -17,6 +17,8 @@ using testing::sum_of_f32;
 using testing::vendors_library;
 using testing::with_library;
 
+class NativeCalls : public testing::WithLibrary {};
+
 const std::array several{Devices{"cuda:1", "cuda:0"}, Devices{"rocm:2", "rocm:0", "rocm:3"}, Devices{"mlu:3", "mlu:0"}};
 
 std::vector<Reduction> library_reductions(std::string_view vendor) {
@@ -95,7 +97,7 @@ void check_spreads(const Member& me, std::size_t bytes) {
   }
 }
 
-TEST(NativeCalls, VersionsAreThoseOfTheirReleases) {
+TEST(NativeVersions, AreThoseOfTheirReleases) {
   EXPECT_EQ(native::version_text(22703), "2.27.3");
   EXPECT_EQ(native::version_text(21000), "2.10.0");
   EXPECT_EQ(native::version_text(20908), "2.9.8");
@@ -103,7 +105,7 @@ TEST(NativeCalls, VersionsAreThoseOfTheirReleases) {
   EXPECT_EQ(native::version_text(12500), "1.25.0");
 }
 
-TEST(NativeCalls, EveryTypeAndOperation) {
+TEST_P(NativeCalls, EveryTypeAndOperation) {
   ASSERT_EQ(library_reductions("cuda").size(), 36U);
   ASSERT_EQ(library_reductions("mlu").size(), 38U);
   for (const Devices& devices : several) {
@@ -121,7 +123,7 @@ TEST(NativeCalls, EveryTypeAndOperation) {
   }
 }
 
-TEST(NativeCalls, EverySize) {
+TEST_P(NativeCalls, EverySize) {
   for (const Devices& devices : several) {
     with_library(devices, [](const Member& me, const Communicator& world) {
       std::uint64_t calls = 0;
@@ -136,7 +138,7 @@ TEST(NativeCalls, EverySize) {
 }
 
 // No vendor's library has run these calls on hardware yet.
-TEST(NativeCalls, NoneGoesByItUnnamed) {
+TEST_P(NativeCalls, NoneGoesByItUnnamed) {
   with_library({"cuda:0", "cuda:1"}, [](const Member& me, const Communicator& world) {
     testing::check_all_reduce(me, sum_of_f32, 100'000, true, 0);
     const OnDevice in(me.device(), Bytes(3001)), out(me.device(), Bytes(6002));
@@ -161,7 +163,7 @@ TEST(NativeCalls, NoneGoesByItUnnamed) {
   });
 }
 
-TEST(NativeCalls, OthersDoNotGoByIt) {
+TEST_P(NativeCalls, OthersDoNotGoByIt) {
   with_library({"cuda:0", "cuda:1"}, [](const Member& me, const Communicator& world) {
     const auto rank = static_cast<std::size_t>(me.rank());
     const OnDevice in(me.device(), input(DataType::f32, 100, rank)), out(me.device(), Bytes(400));
@@ -188,7 +190,7 @@ TEST(NativeCalls, OthersDoNotGoByIt) {
 // ---- in flight together ----
 
 // A root may be done with a call before the others have begun it.
-TEST(NativeCalls, ManyOfSeveralKinds) {
+TEST_P(NativeCalls, ManyOfSeveralKinds) {
   with_library({"cuda:2", "cuda:0", "cuda:1"}, [](const Member& me, const Communicator& world) {
     constexpr std::size_t rounds = 40, bytes = 4004;
     const auto rank = static_cast<std::size_t>(me.rank());
@@ -217,7 +219,7 @@ TEST(NativeCalls, ManyOfSeveralKinds) {
 }
 
 // Two groups of the same devices, whose ranks call them in opposite orders.
-TEST(NativeCalls, TwoGroupsAtATime) {
+TEST_P(NativeCalls, TwoGroupsAtATime) {
   with_library({"cuda:0", "cuda:1"}, [](const Member& me, const Communicator& world) {
     const std::vector<int> colors{0}, keys{1 - me.rank()};
     const auto second = world.split(colors, keys, soon());
@@ -242,7 +244,7 @@ TEST(NativeCalls, TwoGroupsAtATime) {
 }
 
 // The library's work comes after what is queued on the caller's stream.
-TEST(NativeCalls, ComesAfterTheCallersStream) {
+TEST_P(NativeCalls, ComesAfterTheCallersStream) {
   with_library({"rocm:0", "rocm:1"}, [](const Member& me, const Communicator& world) {
     testing::wait_until_mapped(me.device(), {DataType::f32});
     HMC_ASSERT_OK(world.barrier(soon()));
@@ -277,7 +279,7 @@ TEST(NativeCalls, ComesAfterTheCallersStream) {
 }
 
 // Three Members of two processes: the library connects those of one process as it does others.
-TEST(NativeCalls, SeveralMembersOfAProcess) {
+TEST_P(NativeCalls, SeveralMembersOfAProcess) {
   const testing::Environment libraries(testing::simulated_libraries());
   testing::run_job(2, [&](const testing::Process& process) {
     testing::simulate_vendors();
@@ -302,6 +304,52 @@ TEST(NativeCalls, SeveralMembersOfAProcess) {
     HMC_EXPECT_OK(world.barrier(soon()));
   });
 }
+
+// ---- agreed by messages ----
+
+TEST(NativeMessages, SevenRanksOfTwoProcesses) {
+  auto variables = testing::simulated_libraries();
+  variables["HMC_SIM_DEVICES"] = "7";
+  variables["HMC_FUSED"] = "0";
+  const testing::Environment environment(variables);
+  testing::run_job(2, [&](const testing::Process& process) {
+    testing::simulate_vendors();
+    InitOptions options = process.options();
+    for (int i = process.rank; i < 7; i += 2) options.devices.push_back(*Device::parse("cuda:" + std::to_string(i)));
+    const Communicator world = process.init(options);
+    ASSERT_TRUE(world.valid());
+    for (std::size_t round = 0; round < 5; ++round) {
+      std::vector<OnDevice> memory;
+      std::vector<MemberBuffers> calls;
+      memory.reserve(world.local().size());
+      for (const Member& me : world.local()) {
+        memory.emplace_back(me.device(), input(DataType::f32, 1003 + round, static_cast<std::size_t>(me.rank())));
+        calls.push_back({me, memory.back().view(), memory.back().view()});
+      }
+      HMC_ASSERT_OK(world.all_reduce(calls, sum_of_f32, soon(), vendors_library));
+      for (const OnDevice& one : memory) ASSERT_TRUE(one.read() == expected(sum_of_f32, 1003 + round, 7));
+    }
+    EXPECT_EQ(library_calls(world), 5 * world.local().size());
+    HMC_EXPECT_OK(world.barrier(soon()));
+  });
+}
+
+// Those of a subgroup() share memory once they have asked for it.
+TEST(NativeMessages, OfASubgroup) {
+  with_library({"cuda:0", "cuda:1", "cuda:2"}, [](const Member& me, const Communicator& world) {
+    if (me.rank() == 1) return;
+    const std::vector<int> ranks{2, 0};
+    const Communicator two = *world.subgroup(ranks, 7);
+    const Member mine = *two.self();
+    ASSERT_EQ(mine.rank(), me.rank() == 2 ? 0 : 1);
+    testing::check_sum(mine, 1003, vendors_library);
+    testing::check_sum(mine, 70'001, vendors_library);
+    EXPECT_EQ(library_calls(world), 2U);
+    HMC_EXPECT_OK(two.close(soon()));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, NativeCalls, ::testing::Values("1", "0"), testing::how_they_agree);
 
 }  // namespace
 }  // namespace hmc

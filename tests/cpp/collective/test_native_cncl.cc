@@ -19,10 +19,12 @@ using testing::sum_of_f32;
 using testing::vendors_library;
 using testing::with_library;
 
+class Cncl : public testing::WithLibrary {};
+
 constexpr int hangs = 0x06, internal_error = 0x01, asynchronous_error = 0x16, socket_error = 0x22;
 const Devices two{"mlu:0", "mlu:1"};
 
-TEST(Cncl, IsNamedInPlans) {
+TEST_P(Cncl, IsNamedInPlans) {
   with_library(two, [](const Member& me, const Communicator& world) {
     check_sum(me, 1000, vendors_library);
     const CollectivePlan plan = *world.plan("all_reduce", 4000, {.algorithm = vendors_library});
@@ -33,7 +35,7 @@ TEST(Cncl, IsNamedInPlans) {
 }
 
 // A process uses the number of a clique once, for all its ranks: HMC leaves groups with several of a process to messages.
-TEST(Cncl, TakesOneRankOfAProcess) {
+TEST_P(Cncl, TakesOneRankOfAProcess) {
   const testing::Environment libraries(testing::simulated_libraries());
   testing::run_job(2, [&](const testing::Process& process) {
     testing::simulate_vendors();
@@ -63,7 +65,7 @@ TEST(Cncl, TakesOneRankOfAProcess) {
   });
 }
 
-TEST(Cncl, TheDeadlineEndsWhatHangs) {
+TEST_P(Cncl, TheDeadlineEndsWhatHangs) {
   for (const char* const what : {"cnclKernel", "cnclAllReduce"}) {
     SCOPED_TRACE(what);
     with_library(
@@ -84,7 +86,7 @@ TEST(Cncl, TheDeadlineEndsWhatHangs) {
   }
 }
 
-TEST(Cncl, ItsErrorIsNamedAndThenItIsAvoided) {
+TEST_P(Cncl, ItsErrorIsNamedAndThenItIsAvoided) {
   for (const auto& [call, code, text] : {std::tuple{"cnclAllReduce", internal_error, "internal error"},
                                          std::tuple{"cnclKernel", asynchronous_error, "asynchronous error"}}) {
     SCOPED_TRACE(call);
@@ -110,7 +112,7 @@ TEST(Cncl, ItsErrorIsNamedAndThenItIsAvoided) {
 }
 
 // Its connection to another process broke: no reason to avoid the library.
-TEST(Cncl, ABrokenConnectionEndsTheCall) {
+TEST_P(Cncl, ABrokenConnectionEndsTheCall) {
   with_library(
       two,
       [](const Member& me, const Communicator& world) {
@@ -125,7 +127,9 @@ TEST(Cncl, ABrokenConnectionEndsTheCall) {
       true);
 }
 
-TEST(Cncl, AKilledRankIsNamed) { testing::check_killed_rank("mlu", "cnclKernel", hangs, true, 100'000); }
+TEST_P(Cncl, AKilledRankIsNamed) { testing::check_killed_rank("mlu", "cnclKernel", hangs, true, 100'000); }
+
+INSTANTIATE_TEST_SUITE_P(Ranks, Cncl, ::testing::Values("1", "0"), testing::how_they_agree);
 
 }  // namespace
 }  // namespace hmc

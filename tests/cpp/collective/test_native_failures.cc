@@ -27,6 +27,8 @@ using testing::sum_of_f32;
 using testing::vendors_library;
 using testing::with_library;
 
+class NativeFailures : public testing::WithLibrary {};
+
 constexpr int hangs = 7, system_error = 2, internal_error = 3, remote_error = 6;
 const Devices two{"cuda:0", "cuda:1"};
 
@@ -64,13 +66,13 @@ void where_rank_1_has(const std::map<std::string, std::string>& environment, std
   });
 }
 
-TEST(NativeFailures, AMissingLibraryOnOneRank) {
+TEST_P(NativeFailures, AMissingLibraryOnOneRank) {
   where_rank_1_has({{"HMC_NCCL_LIBRARY", "off"}}, "NCCL is not used: switched off by HMC_NCCL_LIBRARY");
   where_rank_1_has({{"HMC_NCCL_LIBRARY", "/nowhere/libnccl.so"}}, "does not load");
   where_rank_1_has({{"HMC_NCCL_LIBRARY", HMC_SIM_MLU}}, "has no ncclGetVersion");
 }
 
-TEST(NativeFailures, OneRankWithOtherMemory) {
+TEST_P(NativeFailures, OneRankWithOtherMemory) {
   with_library(two, [](const Member& me, const Communicator& world) {
     const auto rank = static_cast<std::size_t>(me.rank());
     const Bytes want = expected(sum_of_f32, 1000, 2);
@@ -96,7 +98,7 @@ TEST(NativeFailures, OneRankWithOtherMemory) {
   });
 }
 
-TEST(NativeFailures, TwoRanksOnOneDevice) {
+TEST_P(NativeFailures, TwoRanksOnOneDevice) {
   with_library({"cuda:1", "cuda:0", "cuda:1"}, [](const Member& me, const Communicator& world) {
     check_refused(me);
     check_gathered(me, 3001);
@@ -107,7 +109,7 @@ TEST(NativeFailures, TwoRanksOnOneDevice) {
 }
 
 // Rank 0 waits for it in the library until the group ends.
-TEST(NativeFailures, ARankThatDoesNotConnect) {
+TEST_P(NativeFailures, ARankThatDoesNotConnect) {
   with_library(two, [](const Member& me, const Communicator& world) {
     if (me.rank() == 1) let_fail(me.device(), "ncclCommInitRank", 1, internal_error);
     check_refused(me);
@@ -122,7 +124,7 @@ TEST(NativeFailures, ARankThatDoesNotConnect) {
 
 // ---- calls that fail ----
 
-TEST(NativeFailures, AnotherCallIsNamedOnBothSides) {
+TEST_P(NativeFailures, AnotherCallIsNamedOnBothSides) {
   with_library(
       two,
       [](const Member& me, const Communicator&) {
@@ -163,7 +165,7 @@ void while_it_hangs(const char* what, bool connects,
 constexpr std::array<std::pair<const char*, bool>, 4> hanging{
     {{"ncclKernel", true}, {"ncclAllReduce", true}, {"ncclKernel", false}, {"ncclCommInitRank", false}}};
 
-TEST(NativeFailures, TheDeadlineEndsWhatHangs) {
+TEST_P(NativeFailures, TheDeadlineEndsWhatHangs) {
   for (const auto& [what, connects] : hanging) {
     SCOPED_TRACE(what);
     while_it_hangs(what, connects, [](const Member& me, const Communicator&, const MemoryView& memory) {
@@ -187,7 +189,10 @@ void expect_nothing_joins_after_an_abort(int rank) {
   std::atomic<int> published = 0;
   const auto done = [&](const Status& status) { connected.set_value(status); };
   if (rank == 0) {
-    communicator->connect([&](const native::UniqueId&) { ++published; }, done);
+    communicator->make_number([&](const Result<native::UniqueId>& id) {
+      if (id.ok()) ++published;
+      done(id.status());
+    });
   } else {
     communicator->connect(native::UniqueId{}, done);
   }
@@ -200,7 +205,7 @@ void expect_nothing_joins_after_an_abort(int rank) {
   communicator->close(soon());
 }
 
-TEST(NativeFailures, NothingJoinsAfterAnAbort) {
+TEST_P(NativeFailures, NothingJoinsAfterAnAbort) {
   const Environment libraries(testing::simulated_libraries());
   testing::run_job(1, [](const testing::Process&) {
     testing::simulate_vendors();
@@ -208,7 +213,7 @@ TEST(NativeFailures, NothingJoinsAfterAnAbort) {
   });
 }
 
-TEST(NativeFailures, CancelAndAbortEndWhatHangs) {
+TEST_P(NativeFailures, CancelAndAbortEndWhatHangs) {
   for (const auto& [what, connects] : hanging) {
     for (const bool aborts : {false, true}) {
       SCOPED_TRACE(std::string(what) + (aborts ? ", abort" : ", cancel"));
@@ -234,7 +239,7 @@ TEST(NativeFailures, CancelAndAbortEndWhatHangs) {
 }
 
 // A call that the library blocks in does not keep the process from other work.
-TEST(NativeFailures, MessagesGoOnWhileItHangs) {
+TEST_P(NativeFailures, MessagesGoOnWhileItHangs) {
   while_it_hangs("ncclAllReduce", true, [](const Member& me, const Communicator&, const MemoryView& memory) {
     const Work work = *me.iall_reduce(memory, memory, sum_of_f32, vendors_library);
     std::array<int, 2> values{me.rank() + 5, 0};
@@ -253,7 +258,7 @@ TEST(NativeFailures, MessagesGoOnWhileItHangs) {
 }
 
 // What the library of rank 0 says is the error on both ranks, and the process does without it from then on.
-TEST(NativeFailures, ItsErrorIsNamedAndThenItIsAvoided) {
+TEST_P(NativeFailures, ItsErrorIsNamedAndThenItIsAvoided) {
   struct Case {
     const char* call;
     int code;
@@ -289,7 +294,7 @@ TEST(NativeFailures, ItsErrorIsNamedAndThenItIsAvoided) {
 }
 
 // An error of another process is no reason to avoid the library.
-TEST(NativeFailures, ARemoteErrorEndsTheCall) {
+TEST_P(NativeFailures, ARemoteErrorEndsTheCall) {
   with_library(
       two,
       [](const Member& me, const Communicator& world) {
@@ -304,12 +309,14 @@ TEST(NativeFailures, ARemoteErrorEndsTheCall) {
       true);
 }
 
-TEST(NativeFailures, AKilledRankIsNamed) {
+TEST_P(NativeFailures, AKilledRankIsNamed) {
   for (const auto& [what, connects] : hanging) {
     for (const std::size_t count : {std::size_t{10}, std::size_t{100'000}})
       testing::check_killed_rank("cuda", what, hangs, connects, count);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Ranks, NativeFailures, ::testing::Values("1", "0"), testing::how_they_agree);
 
 }  // namespace
 }  // namespace hmc

@@ -43,6 +43,16 @@ inline std::map<std::string, std::string> simulated_libraries() {
           {"HMC_SIM_DEVICES", "4"}};
 }
 
+// "1": the ranks share memory, through which they agree to call the library. "0": they agree by messages, as those of several
+// hosts.
+class WithLibrary : public ::testing::TestWithParam<const char*> {
+ private:
+  const Environment environment_{{{"HMC_FUSED", GetParam()}}};
+};
+inline std::string how_they_agree(const ::testing::TestParamInfo<const char*>& info) {
+  return *info.param == '1' ? "shared" : "messages";
+}
+
 inline void with_library(const Devices& devices, const std::function<void(const Member&, const Communicator&)>& body,
                          bool breaks = false) {
   const Environment environment(simulated_libraries());

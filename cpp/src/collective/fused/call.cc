@@ -76,7 +76,7 @@ std::atomic<std::uint64_t>& Call::ended_on_device(Board& board) const noexcept {
 }
 
 bool Call::awaits(std::uint32_t rank) const noexcept {
-  if (by_library_ && !device_work_) return rank != rank_ && calls_.natives_.awaits(rank, own_.sequence);
+  if (by_library_ && !device_work_) return rank != rank_ && calls_.natives_.boards().awaits(rank, own_.sequence);
   const bool in_chunks = way_.in_chunks();
   if (passing_ || device_work_ || (!in_chunks && own_.ways == by_cpu)) return needs(rank);
   const Board& board = calls_.slots().board(rank);
@@ -94,7 +94,7 @@ void Call::begin_passing() {
 }
 
 bool Call::can_advance_on_device(std::uint32_t ways) const noexcept {
-  return (ways & by_native) != 0 ? calls_.natives_.can_connect(rank_, own_.sequence) : calls_.devices_.can_map(rank_);
+  return (ways & by_native) != 0 ? calls_.natives_.boards().can_connect(rank_, own_.sequence) : calls_.devices_.can_map(rank_);
 }
 
 bool Call::advance_on_device(std::uint32_t ways) {
@@ -116,19 +116,19 @@ bool Call::advance_on_device(std::uint32_t ways) {
 }
 
 bool Call::advance_by_library() {
-  using Connection = native::Ranks::Connection;
+  using Connection = native::Boards::Connection;
   by_library_ = true;
   const auto self = std::static_pointer_cast<Call>(shared_from_this());
-  native::Ranks& natives = calls_.natives_;
-  const bool moves = natives.can_connect(rank_, own_.sequence);
-  const Connection connection = natives.connect(rank_, own_.sequence);
+  native::Boards& boards = calls_.natives_.boards();
+  const bool moves = boards.can_connect(rank_, own_.sequence);
+  const Connection connection = boards.connect(rank_, own_.sequence);
   if (moves) calls_.wake_others();
   if (connection == Connection::awaited) return false;
   if (connection == Connection::refused) {
     calls_.end(self, Status(Code::unsupported, "the vendor's library does not connect the ranks"));
     return true;
   }
-  begin_on_device(natives.start(rank_, *way_.by_library, buffers_.after));
+  begin_on_device(calls_.natives_.start(rank_, *way_.by_library, buffers_.after));
   return true;
 }
 

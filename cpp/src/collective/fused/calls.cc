@@ -67,7 +67,7 @@ bool is_lenient(std::uint32_t call) noexcept { return (call & call_kind_mask) < 
 
 void Calls::use(std::shared_ptr<Segment> segment) {
   devices_.use(segment->slots());
-  natives_.use(segment->slots());
+  natives_.boards().use(segment->slots());
   const auto lock = group_.engine()->lock();
   segment_ = std::move(segment);
   next_chunk_.assign(group_.size(), 0);

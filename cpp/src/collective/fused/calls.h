@@ -33,7 +33,7 @@ class Calls final : public Pollable {
   void use(std::shared_ptr<Segment> segment);
   [[nodiscard]] bool possible() const noexcept { return possible_.load(); }  // any thread; use() may be under way on another
   [[nodiscard]] mapped::Devices& devices() noexcept { return devices_; }
-  [[nodiscard]] native::Ranks& natives() noexcept { return natives_; }
+  [[nodiscard]] native::Ranks& natives() noexcept { return natives_; }  // also where the ranks share no memory
 
   // `rank` has started a collective that is not fused.
   void announce(std::uint32_t rank, std::uint64_t sequence, std::uint32_t call);

@@ -55,7 +55,7 @@ struct MappedOffer {
   std::byte offer[most_bytes];       // not changed once it is there
 };
 
-// What a rank says of its device to the vendor's collective library, see native/ranks.h.
+// What a rank says of its device to the vendor's collective library, see native/boards.h.
 struct NativeOffer {
   static constexpr std::size_t most_bytes = 96;
   std::atomic<std::uint32_t> state;   // of native::Standing. Written last
