@@ -83,14 +83,16 @@ void Group::leave(bool context_closes) {
     if (closed_.exchange(true)) return;
     const bool goes_on = world_->remove(*this, context_closes);
     std::uint64_t first = std::ranges::min_element(calls_, {}, &OwnCalls::next)->next;
-    const auto earlier = [&first](const CollectiveWork& work) {
+    bool in_library = false;
+    const auto earlier = [&](const CollectiveWork& work) {
       first = std::min(first, work.sequence());
+      in_library = in_library || work.by_library();
       return false;
     };
     running_.fail_if(earlier, {});
-    // By messages other ranks would wait for this process in later collectives.
+    // By messages other ranks would wait for this process in later collectives. In the library they do not see a Context close.
     const bool known = broken_ && (broken_->aborts() || broken_->sequence <= first);
-    if (!known && goes_on)
+    if (!known && (goes_on || in_library))
       world_->tell(control_group_left, {id_, first, Status(Code::closed, describe(local_.front()) + " closed the Communicator")},
                    this);
     fused_.leave();
@@ -215,6 +217,12 @@ void Group::heard_left(const job::Breakage& left) {
   left_ = left;
   running_.fail_if([&](const CollectiveWork& work) { return work.sequence() >= left.sequence; }, left.reason);
   engine()->wake_waiters();
+}
+
+// Peers see a goodbye, which does not say whether this process has done its part in the library.
+void Group::context_closes() {
+  running_.fail_if([](const CollectiveWork& work) { return work.by_library(); },
+                   Status(Code::closed, "this process closed the Context"));
 }
 
 void Group::process_gone(std::uint32_t process, const Status& reason) {

@@ -77,6 +77,8 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   void heard_broken(const job::Breakage& breakage);
   // A rank that closed the Communicator takes no part in that collective and later ones. It has done its part of the earlier ones.
   void heard_left(const job::Breakage& left);
+  // This process closes the Context.
+  void context_closes();
   // A process died, or said goodbye.
   void process_gone(std::uint32_t process, const Status& reason);
   // What other ranks sent for the collective before this one started it: are they in the same one?

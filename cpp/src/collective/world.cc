@@ -16,6 +16,9 @@ void World::attach(const std::shared_ptr<World>& world) {
         world->on_control(peer, type, payload, std::move(fds));
       });
   world->context_.group_events().watch_peers([world](PeerState& peer, const Status& reason) { world->on_gone(peer, reason); });
+  world->context_.group_events().watch_close([world] {
+    for (Group* group : std::vector<Group*>(world->groups_)) group->context_closes();
+  });
 }
 
 std::uint32_t World::meet(const job::Registration& process) {

@@ -88,6 +88,7 @@ void ContextClosing::begin() {
   const auto lock = context_.engine()->lock();
   if (stage_ != Stage::open) return;
   published = context_.exports().unpublish_all();
+  context_.group_events().context_closes();
   context_.messenger().on_context_closing(reason());
   for (const auto& [id, peer] : std::map(context_.peers().by_id())) peer->closing().leave();
   if (context_.peers().self()) static_cast<PeerImpl&>(*context_.peers().self()).closing().leave();

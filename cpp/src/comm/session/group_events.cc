@@ -22,6 +22,8 @@ void GroupEvents::set_message_handler(MessageHandler handler) {
 
 void GroupEvents::watch_peers(PeerWatcher watcher) { watchers_.push_back(std::move(watcher)); }
 
+void GroupEvents::watch_close(std::function<void()> watcher) { close_watchers_.push_back(std::move(watcher)); }
+
 void GroupEvents::deliver(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds) {
   if (handler_) {
     handler_(peer, type, payload, std::move(fds));
@@ -51,9 +53,14 @@ void GroupEvents::peer_gone(PeerState& peer, const Status& reason) const {
   for (const auto& watcher : std::vector(watchers_)) watcher(peer, reason);
 }
 
+void GroupEvents::context_closes() const {
+  for (const auto& watcher : std::vector(close_watchers_)) watcher();
+}
+
 void GroupEvents::end() {
   handler_ = nullptr;
   watchers_.clear();
+  close_watchers_.clear();
   held_.clear();
   held_of_.clear();
 }

@@ -21,10 +21,13 @@ class GroupEvents {
   void set_message_handler(MessageHandler handler);
   // Called when a peer is lost or closed, after its operations ended.
   void watch_peers(PeerWatcher watcher);
+  // Called when the Context begins to close, before its peers do: messages to them still go out.
+  void watch_close(std::function<void()> watcher);
 
   // A peer that sends more than is held for it without a handler fails.
   void deliver(PeerState& peer, MessageType type, ByteSpan payload, std::vector<UniqueFd> fds);
   void peer_gone(PeerState& peer, const Status& reason) const;
+  void context_closes() const;
   void end();
 
  private:
@@ -46,6 +49,7 @@ class GroupEvents {
   std::deque<HeldMessage> held_;  // came before the handler was set
   std::map<std::weak_ptr<PeerState>, Held, std::owner_less<>> held_of_;
   std::vector<PeerWatcher> watchers_;
+  std::vector<std::function<void()>> close_watchers_;
 };
 
 }  // namespace hmc

@@ -1,0 +1,65 @@
+// Calls of the vendor's library that end early, or whose ranks leave, on simulated devices with a simulated library.
+#include <array>
+#include <chrono>
+#include <memory>
+#include <string_view>
+#include <thread>
+#include <vector>
+
+#include "collective/communicator_state.h"
+#include "collective/group.h"
+#include "collective/with_library.h"
+
+namespace hmc {
+namespace {
+
+using testing::check_sum;
+using testing::input;
+using testing::let_fail;
+using testing::OnDevice;
+using testing::soon;
+using testing::sum_of_f32;
+using testing::vendors_library;
+using testing::with_library;
+
+class NativeEndings : public testing::WithLibrary {};
+
+constexpr int hangs = 7;
+
+// Without a barrier, whose messages another rank's end would withdraw.
+void meet(const Member& me) {
+  std::array<int, 2> words{};
+  for (int r = 0; r < me.size(); ++r) {
+    if (r == me.rank()) continue;
+    const Work sent = *me.isend({words.data(), 4}, r, 0);
+    HMC_ASSERT_OK(me.recv({&words[1], 4}, r, 0, soon()).status());
+    HMC_ASSERT_OK(sent.wait(soon()));
+  }
+}
+
+TEST_P(NativeEndings, ACloseEndsWhatHangsElsewhere) {
+  for (const bool context : {false, true}) {
+    SCOPED_TRACE(context ? "Context" : "Communicator");
+    with_library(
+        {"cuda:0", "cuda:1"},
+        [&](const Member& me, const Communicator& world) {
+          check_sum(me, 1000, vendors_library);
+          meet(me);
+          if (me.rank() == 1) let_fail(me.device(), "ncclKernel", 1, hangs);
+          const OnDevice memory(me.device(), input(DataType::f32, 100'000, static_cast<std::size_t>(me.rank())));
+          const Work work = *me.iall_reduce(memory.view(), memory.view(), sum_of_f32, vendors_library);
+          if (me.rank() == 1) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(300));
+            HMC_EXPECT_OK(context ? world.context().close(soon()) : world.close(soon()));
+          }
+          const Status status = work.wait(soon(20));
+          EXPECT_EQ(status.code(), Code::closed) << status.str();
+        },
+        true);
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ranks, NativeEndings, ::testing::Values("1", "0"), testing::how_they_agree);
+
+}  // namespace
+}  // namespace hmc
