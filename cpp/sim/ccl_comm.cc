@@ -142,7 +142,11 @@ int close(const CclComm* handle) {
 }  // namespace
 
 int ccl_make_id(const char* call, GroupId& id) {
-  if (const int code = injected_error(call); code != 0) return fail(code, call, "an injected error");
+  if (const int code = injected_error(call); code == ccl_dialect.in_progress) {
+    for (;;) usleep(1000);
+  } else if (code != 0) {
+    return fail(code, call, "an injected error");
+  }
   return CclGroup::make_id(id) ? 0 : fail(ccl_dialect.system_error, call, "the system refuses shared memory");
 }
 

@@ -3,8 +3,8 @@
 // aborted.
 //
 // Injected errors (faults.cc) of an entry point are what it returns, but for the dialect's `in_progress`: then it does not return
-// before the communicator is aborted, and one that joins never. Of the dialect's `kernel`, which is no entry point but what runs on
-// the stream: it hangs, and the communicator's asynchronous error is that code unless it is `in_progress`.
+// before the communicator is aborted, and one that joins, or makes a number, never. Of the dialect's `kernel`, which is no entry
+// point but what runs on the stream: it hangs, and the communicator's asynchronous error is that code unless it is `in_progress`.
 #pragma once
 
 #include <cstddef>

@@ -59,6 +59,30 @@ TEST_P(NativeEndings, ACloseEndsWhatHangsElsewhere) {
   }
 }
 
+// A call that has ended does not wait in memory for the library, which makes its number.
+TEST_P(NativeEndings, ACancelledCallKeepsNoGroup) {
+  with_library({"cuda:0", "cuda:1"}, [](const Member& me, const Communicator& world) {
+    std::weak_ptr<Group> group;
+    const std::vector<int> ranks{0, 1};
+    {
+      const Communicator two = *world.subgroup(ranks, 7);
+      if (std::string_view(GetParam()) == "1") HMC_ASSERT_OK(two.share_memory(soon()));
+      group = two.state()->group;
+      if (me.rank() == 0) let_fail(me.device(), "ncclGetUniqueId", 1, hangs);
+      const OnDevice memory(me.device(), input(DataType::f32, 1000, static_cast<std::size_t>(me.rank())));
+      const Work work = *two.self()->iall_reduce(memory.view(), memory.view(), sum_of_f32, vendors_library);
+      if (me.rank() == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        static_cast<void>(work.cancel());
+      }
+      EXPECT_EQ(work.wait(soon()).code(), Code::cancelled);
+      HMC_EXPECT_OK(two.close(soon()));
+    }
+    for (int i = 0; i < 500 && !group.expired(); ++i) std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    EXPECT_TRUE(group.expired());
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, NativeEndings, ::testing::Values("1", "0"), testing::how_they_agree);
 
 }  // namespace

@@ -266,6 +266,8 @@ std::string_view Part::awaited() const noexcept {
 void Part::stop() noexcept {
   if (stage_ == Stage::joining || on_device()) ranks().abort(rank_);
   leave_turn();
+  // Else it would hold the collective, and so the group, until the library returns.
+  if (joining_ && !joining_->done()) static_cast<void>(joining_->cancel_locked());
 }
 
 }  // namespace hmc::native
