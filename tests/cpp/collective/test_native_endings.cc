@@ -83,6 +83,26 @@ TEST_P(NativeEndings, ACancelledCallKeepsNoGroup) {
   });
 }
 
+// The ranks do without the library: one that names it and one that does not get an error, and do not wait for each other.
+TEST_P(NativeEndings, AnotherCallIsNamedWhereTheLibraryIsRefused) {
+  for (const int names_it : {0, 1}) {
+    with_library(
+        {"cuda:0", "cuda:0", "cuda:1"},
+        [&](const Member& me, const Communicator&) {
+          const OnDevice memory(me.device(), input(DataType::f32, 1000, static_cast<std::size_t>(me.rank())));
+          const auto all_reduce = [&](std::string_view algorithm) {
+            return me.all_reduce(memory.view(), memory.view(), sum_of_f32, soon(20), algorithm);
+          };
+          EXPECT_EQ(all_reduce(vendors_library).code(), Code::unsupported);
+          meet(me);
+          const Status status = all_reduce(me.rank() == names_it ? vendors_library : "");
+          const bool may_be_over = me.rank() == names_it && status.code() == Code::unsupported;
+          EXPECT_TRUE(status.code() == Code::invalid_argument || may_be_over) << status.str();
+        },
+        true);
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ranks, NativeEndings, ::testing::Values("1", "0"), testing::how_they_agree);
 
 }  // namespace

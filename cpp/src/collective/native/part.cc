@@ -136,10 +136,9 @@ Part::Next Part::begin_turn() {
   waits_ = ranks().turns(rank_).front() != this;
   if (waits_) return Turn{};
   const Standing standing = ranks().standing(rank_);
-  if (standing == Standing::refused) return end(Status(Code::unsupported, "the ranks did not connect"));
-  if (standing == Standing::connected) {
+  if (standing == Standing::connected || standing == Standing::refused) {  // refused: the messages show who is in another call
     stage_ = Stage::agreeing;
-    return to_all({call_ ? yes : no});
+    return to_all({call_ && standing == Standing::connected ? yes : no});
   }
   if (rank_ != 0 || !call_) return offer(call_.has_value());
   stage_ = Stage::number;
