@@ -111,9 +111,14 @@ void Ranks::abort(std::uint32_t rank) noexcept {
 void Ranks::close(bool broken) {
   const Deadline deadline = Deadline::after(patience_at_close);
   for (Local& local : locals_) {
-    if (!local.communicator) continue;
-    if (broken) local.communicator->abort();
-    local.communicator->close(deadline);
+    std::shared_ptr<RankCommunicator> communicator;
+    {
+      const std::scoped_lock lock(mutex_);  // another thread may be in prepare(); what that makes now, the destructor closes
+      communicator = local.communicator;
+    }
+    if (!communicator) continue;
+    if (broken) communicator->abort();
+    communicator->close(deadline);
   }
 }
 
