@@ -27,7 +27,7 @@ Status library_refused(Group& group, std::uint32_t call, const Status& elsewhere
   return {Code::unsupported, describe_call(call) +
                                  ": a rank does not load the library, or passed CPU memory, memory that is not aligned to its "
                                  "elements, uneven blocks, or a type or operation that the library does not have" +
-                                 (why.ok() ? "" : " (" + why.str() + ")") + "; name no algorithm"};
+                                 (why.ok() ? "" : " (" + std::string(why.message()) + ")") + "; name no algorithm"};
 }
 
 // Stands among the one-sided operations to one peer, behind its fences.
