@@ -59,8 +59,6 @@ class CollectiveWork final : public WorkState {
   [[nodiscard]] std::shared_ptr<DeviceOrder> device_order() override;
   // It cannot end without that process; `fused`: asked of a fused call alone.
   [[nodiscard]] bool involves(std::uint32_t process, bool fused = false) const;
-  // The vendor's library carries it out, as messages agree.
-  [[nodiscard]] bool by_library() const noexcept { return library_ != nullptr; }
   [[nodiscard]] std::uint64_t sequence() const noexcept { return sequence_; }
   // "rank 3 (host:4711), rank 5 (...)": whose part is missing; else what of this rank is. After a failure elsewhere: its reason.
   [[nodiscard]] std::string missing() const;

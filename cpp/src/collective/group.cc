@@ -86,7 +86,7 @@ void Group::leave(bool context_closes) {
     bool in_library = false;
     const auto earlier = [&](const CollectiveWork& work) {
       first = std::min(first, work.sequence());
-      in_library = in_library || work.by_library();
+      in_library = in_library || waits_in_library(*this, work);
       return false;
     };
     running_.fail_if(earlier, {});
@@ -133,6 +133,10 @@ Result<std::uint64_t> Group::next_sequence(std::uint32_t r) {
     return left_->reason;
   }
   return next++;
+}
+
+bool waits_in_library(Group& group, const CollectiveWork& work) noexcept {
+  return algorithm_of(work.call()) == Algorithm::native && !group.fused().possible();
 }
 
 bool keeps_context(const Group& group) noexcept { return group.keeps_context_; }
@@ -217,12 +221,6 @@ void Group::heard_left(const job::Breakage& left) {
   left_ = left;
   running_.fail_if([&](const CollectiveWork& work) { return work.sequence() >= left.sequence; }, left.reason);
   engine()->wake_waiters();
-}
-
-// Peers see a goodbye, which does not say whether this process has done its part in the library.
-void Group::context_closes() {
-  running_.fail_if([](const CollectiveWork& work) { return work.by_library(); },
-                   Status(Code::closed, "this process closed the Context"));
 }
 
 void Group::process_gone(std::uint32_t process, const Status& reason) {

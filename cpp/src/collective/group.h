@@ -77,8 +77,6 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   void heard_broken(const job::Breakage& breakage);
   // A rank that closed the Communicator takes no part in that collective and later ones. It has done its part of the earlier ones.
   void heard_left(const job::Breakage& left);
-  // This process closes the Context.
-  void context_closes();
   // A process died, or said goodbye.
   void process_gone(std::uint32_t process, const Status& reason);
   // What other ranks sent for the collective before this one started it: are they in the same one?
@@ -115,6 +113,9 @@ class Group : public std::enable_shared_from_this<Group>, private CallWatcher {
   fused::Calls fused_{*this};
 };
 
+// The vendor's library carries it out, among ranks that share no memory in which they would see another one leave. Engine lock
+// held.
+[[nodiscard]] bool waits_in_library(Group& group, const CollectiveWork& work) noexcept;
 [[nodiscard]] bool keeps_context(const Group& group) noexcept;                        // constant
 [[nodiscard]] bool all_on_host(const Group& group) noexcept;                          // all Members are CPUs
 [[nodiscard]] std::vector<std::shared_ptr<PeerState>> others_of(const Group& group);  // the other processes' peers, each once
