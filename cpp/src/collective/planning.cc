@@ -90,7 +90,7 @@ Tuning library_tuning_of(Tuning tuning) {
 Choice library_choice(const EqualCall& call, const PlannedGroup& group) {
   return {Algorithm::native, std::string(name_of(call.kind, Algorithm::native)),
           group.library +
-              " spans all ranks: each has a device of its own, of one vendor. Bytes and time are "
+              " spans all ranks: each has its own device, all of one vendor. Bytes and time are "
               "those of HMC's messages: the library's own way is not known."};
 }
 

@@ -17,7 +17,7 @@ void World::attach(const std::shared_ptr<World>& world) {
       });
   world->context_.group_events().watch_peers([world](PeerState& peer, const Status& reason) { world->on_gone(peer, reason); });
   world->context_.group_events().watch_close([world] {
-    // Peers see a goodbye, which does not say whether this process has done its part in the library.
+    // Peers that see the Context close cannot tell whether this process has done its part in the library.
     const Status closed(Code::closed, "this process closed the Context");
     for (Group* group : std::vector<Group*>(world->groups_))
       group->running().fail_if([group](const CollectiveWork& work) { return waits_in_library(*group, work); }, closed);

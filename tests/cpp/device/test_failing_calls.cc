@@ -132,7 +132,7 @@ TEST_P(FailingCalls, LeaveNoErrorToOtherCode) {
   }
 }
 
-// Whoever hears of an end frees the memory.
+// The caller frees the memory once it is told that a copy has ended.
 TEST_P(FailingCalls, DoNotEndACopyThatStillRuns) {
   auto made = runtime_->allocate(1, 4096, {});
   HMC_ASSERT_OK(made.status());

@@ -1,7 +1,7 @@
 // Ranks: the local ranks of a group, as far as their vendor's collective library carries out its collectives.
 //
 // A rank's first call that names the library opens it. The first call that all ranks are able to make connects them: rank 0 makes
-// the communicator's number, and each rank joins on a thread of its own. Once all are connected, and each knows that all make the
+// the communicator's number, and each rank joins it on its own thread. Once all are connected, and each knows that all make the
 // same call, each starts it. They learn that from their Boards where the group shares memory, else by messages (Part). If one
 // could not connect, or two have one device, the group does without the library.
 #pragma once
