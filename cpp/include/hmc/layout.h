@@ -54,7 +54,9 @@ class HMC_API Layout {
   // Where index x of an axis lies: buffer x * buffer, byte (x / part) * outer + (x % part) * inner.
   struct Map {
     std::uint64_t part = 1, outer = 0, inner = 0, buffer = 0;
-    [[nodiscard]] std::uint64_t offset(std::uint64_t x) const noexcept { return x / part * outer + x % part * inner; }
+    [[nodiscard]] std::uint64_t offset(std::uint64_t x) const noexcept {
+      return part == 1 ? x * outer : x / part * outer + x % part * inner;
+    }
     friend bool operator==(const Map&, const Map&) = default;
   };
 

@@ -86,10 +86,7 @@ class RunList {
     if (loops.empty()) {
       if (++count_ > max_layout_runs)
         return {Code::out_of_memory, "layout: a move has at most 2^26 runs; move fewer tokens at once"};
-      LayoutRuns& runs = runs_[{bytes, from.buffer, to.buffer}];
-      runs.bytes = bytes;
-      runs.source_buffer = static_cast<std::uint32_t>(from.buffer);
-      runs.target_buffer = static_cast<std::uint32_t>(to.buffer);
+      LayoutRuns& runs = runs_of(bytes, from.buffer, to.buffer);
       runs.source_offsets.push_back(from.offset);
       runs.target_offsets.push_back(to.offset);
       return {};
@@ -102,6 +99,16 @@ class RunList {
     return {};
   }
 
+  LayoutRuns& runs_of(std::uint64_t bytes, std::uint64_t source_buffer, std::uint64_t target_buffer) {
+    if (last_ != nullptr && last_->bytes == bytes && last_->source_buffer == source_buffer && last_->target_buffer == target_buffer)
+      return *last_;
+    last_ = &runs_[{bytes, source_buffer, target_buffer}];
+    last_->bytes = bytes;
+    last_->source_buffer = static_cast<std::uint32_t>(source_buffer);
+    last_->target_buffer = static_cast<std::uint32_t>(target_buffer);
+    return *last_;
+  }
+
   const LayoutMove& move_;
   const Walk& walk_;
   HeadPlace from_, to_;
@@ -110,6 +117,7 @@ class RunList {
   bool even_ = true;  // the pieces of dimensions are equally spaced
   std::vector<std::uint64_t> lengths_;
   std::map<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>, LayoutRuns> runs_;
+  LayoutRuns* last_ = nullptr;  // the one that the last run went to; most runs go where the last one did
   std::uint64_t count_ = 0;
 };
 

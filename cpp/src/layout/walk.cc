@@ -51,33 +51,62 @@ Status check_pages(const Layout& layout, const LayoutPages& pages, std::uint64_t
   return {};
 }
 
-// A block that is written twice would hold a mixture.
-Status check_distinct(std::span<const std::uint64_t> blocks) {
+// A block that is written twice would hold a mixture. `all`: blocks of the cache, each of the list below it.
+Status check_distinct(std::span<const std::uint64_t> blocks, std::uint64_t all) {
+  const auto listed_twice = [](std::uint64_t block) { return invalid("target: block " + std::to_string(block) + " is listed twice"); };
+  if (all <= 64 * blocks.size()) {  // a bit for each takes no more memory than the list, and no sorting
+    std::vector<bool> seen(all);
+    for (const std::uint64_t block : blocks) {
+      if (seen[block]) return listed_twice(block);
+      seen[block] = true;
+    }
+    return {};
+  }
   std::vector<std::uint64_t> sorted(blocks.begin(), blocks.end());
   std::ranges::sort(sorted);
   const auto twice = std::ranges::adjacent_find(sorted);
-  return twice == sorted.end() ? Status() : invalid("target: block " + std::to_string(*twice) + " is listed twice");
+  return twice == sorted.end() ? Status() : listed_twice(*twice);
 }
 
-// Token `at` of a list of blocks, and how many from it on are equally spaced.
-struct Place {
-  std::uint64_t block, offset, run;
+// A token of a list of blocks.
+class Cursor {
+ public:
+  Cursor(const Layout& layout, const LayoutPages& pages)
+      : pages_(pages),
+        blocks_(layout.map(LayoutAxis::block)),
+        tokens_(layout.map(LayoutAxis::token)),
+        size_(layout.extent(LayoutAxis::token)),
+        block_(pages.first / size_),
+        slot_(pages.first % size_) {}
+
+  [[nodiscard]] std::uint64_t block() const noexcept { return block_; }
+  [[nodiscard]] std::uint64_t offset() const noexcept { return blocks_.offset(pages_.blocks[block_]) + tokens_.offset(slot_); }
+  // How many from this one on are equally spaced.
+  [[nodiscard]] std::uint64_t run() const noexcept {
+    return tokens_.part == 1 ? size_ - slot_ : tokens_.part - slot_ % tokens_.part;
+  }
+  void advance(std::uint64_t count) noexcept {  // within a run
+    slot_ += count;
+    if (slot_ == size_) ++block_, slot_ = 0;
+  }
+
+ private:
+  const LayoutPages& pages_;
+  const Layout::Map &blocks_, &tokens_;
+  const std::uint64_t size_;
+  std::uint64_t block_, slot_;
 };
-Place place(const Layout& layout, const LayoutPages& pages, std::uint64_t at) {
-  const std::uint64_t size = layout.extent(LayoutAxis::token), slot = at % size, block = at / size;
-  const Layout::Map& tokens = layout.map(LayoutAxis::token);
-  return {block, layout.map(LayoutAxis::block).offset(pages.blocks[block]) + tokens.offset(slot),
-          tokens.part == 1 ? size - slot : tokens.part - slot % tokens.part};
-}
 
 std::vector<TokenSpan> spans_of(const LayoutMove& move, std::uint64_t limit) {
   std::vector<TokenSpan> spans;
+  spans.reserve(std::min<std::uint64_t>(move.tokens, move.from.blocks.size() + move.to.blocks.size()));  // fewer where runs are short
+  Cursor from(move.source, move.from), to(move.target, move.to);
   for (std::uint64_t token = 0; token < move.tokens;) {
-    const Place from = place(move.source, move.from, move.from.first + token);
-    const Place to = place(move.target, move.to, move.to.first + token);
-    const std::uint64_t count = std::min({from.run, to.run, limit, move.tokens - token});
-    spans.push_back({{from.offset}, {to.offset}, token, from.block, count});
+    const std::uint64_t count = std::min({from.run(), to.run(), limit, move.tokens - token});
+    spans.push_back({{from.offset()}, {to.offset()}, token, from.block(), count});
     token += count;
+    from.advance(count);
+    to.advance(count);
   }
   return spans;
 }
@@ -105,7 +134,7 @@ Result<Walk> walk_of(const LayoutMove& move, std::uint64_t limit) {
   }
   HMC_TRY(check_pages(move.source, move.from, move.tokens, "source"));
   HMC_TRY(check_pages(move.target, move.to, move.tokens, "target"));
-  HMC_TRY(check_distinct(move.to.blocks));
+  HMC_TRY(check_distinct(move.to.blocks, move.target.extent(LayoutAxis::block)));
   const LayoutRange layers = common(move.source.layers(), move.target.layers());
   const LayoutRange heads = common(move.source.heads(), move.target.heads());
   if (layers.count == 0)
