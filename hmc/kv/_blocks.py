@@ -7,13 +7,33 @@ has no call in between.
 from __future__ import annotations
 
 import threading
+from array import array
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from hmc._arguments import wholes
 from hmc.errors import InvalidArgumentError, OutOfMemoryError
 
-__all__ = ["Blocks", "Use", "Used"]
+__all__ = ["Blocks", "Use", "Used", "numbers"]
+
+
+def numbers(blocks: Any, most: int, end: int) -> NDArray[np.uint64]:
+    """A copy of 1 to ``most`` numbers of blocks, each below ``end``: a sequence of ints, or an array of one dimension."""
+    found: Any = blocks
+    if not (isinstance(blocks, np.ndarray) and blocks.ndim == 1 and blocks.dtype.kind in "iu"):
+        plain = isinstance(blocks, list) and set(map(type, blocks)) == {int}  # else wholes() says what is wrong
+        try:
+            found = np.frombuffer(array("q", blocks if plain else wholes("blocks", blocks)), np.int64)
+        except OverflowError:
+            found = np.zeros(0, np.int64)  # refused below, as every number that is too large
+    if not 0 < len(found) <= most or found.min() < 0 or found.max() >= end:
+        raise InvalidArgumentError(f"blocks are 1 to {most} numbers below {end}")
+    return found.astype(np.uint64)
 
 
 @dataclass

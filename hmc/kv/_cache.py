@@ -15,6 +15,7 @@ from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hmc import layout as layouts
 from hmc._arguments import text
@@ -212,7 +213,7 @@ class Cache:
                 )
         return total & _MASK
 
-    def digests(self, blocks: Sequence[int], tokens: int, first: int, *, session: str = "") -> Any:
+    def digests(self, blocks: NDArray[np.uint64], tokens: int, first: int, *, session: str = "") -> Any:
         """As hmc.layout.digests, of all layers and heads."""
         whole = self.layout
         if self.on_cpu:
@@ -221,7 +222,7 @@ class Cache:
             with self._tried():
                 return layouts.digests(whole, self.buffers, blocks, tokens, first=first)
         table = np.zeros((whole.layers[1], whole.heads[1], len(blocks)), np.uint64)
-        side = Side(whole, np.array(blocks, np.uint64), first)
+        side = Side(whole, blocks, first)
         with closing(self._copies(side, tokens, whole.layers, whole.heads, session)) as copies:
             for piece, copy in copies:
                 layer, block = piece.layers[0] - whole.layers[0], (first + piece.token) // whole.block

@@ -12,11 +12,12 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hmc._arguments import number
 from hmc._core import Context, Peer, StreamMark
@@ -149,7 +150,7 @@ class Leases:
     def make(
         self,
         session: str,
-        blocks: Sequence[int],
+        blocks: NDArray[np.uint64],
         tokens: int,
         first: int,
         seconds: float,
@@ -187,7 +188,7 @@ class Leases:
             self._generation += 1
             generation = self._generation
             lasts = max(1, int(min(seconds * 1000, _MOST_MILLISECONDS)))  # of infinity, too
-            numbers = np.array(blocks, np.uint32)
+            numbers = blocks.astype(np.uint32)
             row_list: list[int] = []
             slots: list[int] = []
             try:  # each is taken by one call: an exception of a signal's handler loses none

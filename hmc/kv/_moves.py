@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hmc import layout as layouts
 from hmc._core import BlockBatch, Peer
@@ -43,7 +44,7 @@ class Side:
     """One side's tokens."""
 
     layout: Layout
-    blocks: Any
+    blocks: NDArray[np.unsignedinteger[Any]]
     first: int
 
 
@@ -68,18 +69,17 @@ class Piece:
     side: Side
 
 
-def check_tokens(layout: Layout, blocks: list[int], tokens: int, first: int) -> None:
+def check_tokens(layout: Layout, blocks: Sized, tokens: int, first: int) -> None:
     """InvalidArgumentError where ``tokens`` from token ``first`` on are not within so many blocks."""
     if first < 0 or tokens < 1 or first + tokens > len(blocks) * layout.block:
         raise InvalidArgumentError(f"{tokens} tokens from token {first} on do not fit into {len(blocks)} blocks of {layout.block}")
 
 
-def side(layout: Layout, blocks: list[int], tokens: int, first: int) -> Side:
+def side(layout: Layout, blocks: NDArray[np.uint64], tokens: int, first: int) -> Side:
     """So many tokens from token ``first`` of the blocks on, and the blocks that they lie in."""
     check_tokens(layout, blocks, tokens, first)
     size = layout.block
-    within = blocks[first // size : -(-(first + tokens) // size)]
-    return Side(layout, np.array(within, np.uint64), first % size)
+    return Side(layout, blocks[first // size : -(-(first + tokens) // size)], first % size)
 
 
 def common(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:

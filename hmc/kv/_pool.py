@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from types import TracebackType
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hmc._arguments import flag, text, whole, wholes
+from hmc._arguments import flag, text, whole
 from hmc._core import ConnBuffer, Context, Peer
 from hmc._deadline import Deadline
 from hmc._process import Owned
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError
-from hmc.kv._blocks import Blocks, Use, Used
+from hmc.kv._blocks import Blocks, Use, Used, numbers
 from hmc.kv._cache import Cache, layout_of
 from hmc.kv._counters import Counters
 from hmc.kv._leases import Lease, Leases, lasting
@@ -380,12 +381,9 @@ class Pool(Owned):
             if not isinstance(peer, Peer):
                 raise TypeError(f"peer must be a hmc.Peer, not {type(peer).__name__}")
 
-    def _chosen(self, used: Used, blocks: Sequence[int] | None) -> list[int]:
-        chosen = self.blocks.of(used) if blocks is None else wholes("blocks", blocks)
-        if not 0 < len(chosen) <= MAX_BLOCKS or min(chosen) < 0 or max(chosen) >= self.layout.blocks:
-            raise InvalidArgumentError(f"blocks are 1 to {MAX_BLOCKS} numbers below {self.layout.blocks}")
-        return chosen
+    def _chosen(self, used: Used, blocks: Sequence[int] | None) -> NDArray[np.uint64]:
+        return numbers(self.blocks.of(used) if blocks is None else blocks, MAX_BLOCKS, self.layout.blocks)
 
-    def _tokens(self, tokens: int | None, blocks: list[int], first: int) -> int:
+    def _tokens(self, tokens: int | None, blocks: Sized, first: int) -> int:
         """How many; None: all that fit from token ``first`` of the blocks on."""
         return len(blocks) * self.layout.block - first if tokens is None else whole("tokens", tokens, 1, MAX_TOKENS)

@@ -126,11 +126,18 @@ class Pull:
         verify = self.verify and ticket.digests
         if layers[1] == 0 or heads[1] == 0:
             raise InvalidArgumentError(f"pull: the pool {near} has no layer or no head of the peer's pool {remote.layout}")
-        found = self._read(remote, source, layers, heads, verify)
-        self._check(remote, rows, layers, heads, found, verify)
+        wanted = self._read(remote, source, rows if verify else None, layers, heads)
+        self._check_generations(remote, rows)
+        found = self.digest & _MASK
+        if verify and wanted != found:
+            raise CorruptError(
+                f"pull of session {self.transfer.session!r}: the digest is {found:#018x}, the lease's is {wanted:#018x}; "
+                "pages changed during the lease. Do not use the pages that were written: compute the tokens here"
+            )
 
-    def _read(self, remote: RemotePool, source: Side, layers: tuple[int, int], heads: tuple[int, int], verify: bool) -> int:
-        """Reads the layers, and returns the digest of what was read."""
+    def _read(self, remote: RemotePool, source: Side, rows: Any, layers: tuple[int, int], heads: tuple[int, int]) -> int | None:
+        """Reads the layers. ``rows``: of the digests that what is read is checked against. Returns their sum."""
+        verify, wanted = rows is not None, None
         chunk_bytes = self.pool.cache.chunk_bytes if verify else 0
         flight = InFlight(2, partial(self._arrived, remote, heads, verify))
         direct = Direct(source, self.target, self.tokens)
@@ -146,12 +153,14 @@ class Pull:
                     self._convert(remote, source, convert, verify)
                     convert = (0, 0)
                 flight.add(self._posted(remote, runs, self.pool.buffers, group))
+                if verify and wanted is None:  # while the first pages travel
+                    wanted = self._digest_of_lease(remote, rows, layers, heads)
             flight.drain()
         finally:
             flight.give_up(self._drop)
         if convert[1]:
             self._convert(remote, source, convert, verify)
-        return self.digest & _MASK
+        return self._digest_of_lease(remote, rows, layers, heads) if verify and wanted is None else wanted
 
     def _convert(self, remote: RemotePool, source: Side, layers: tuple[int, int], verify: bool) -> None:
         cache = self.pool.cache
@@ -253,22 +262,18 @@ class Pull:
         words = [self.ticket.generation, self.beats]
         self.beating.append(remote.write_words(self.ticket.slot, 0, words, self.pool.scratch))
 
-    def _check(
-        self, remote: RemotePool, rows: Any, layers: tuple[int, int], heads: tuple[int, int], found: int, verify: bool
-    ) -> None:
-        read = remote.read_rows(rows, self.pool.scratch, partial(self._finish, remote))
-        if (read[:, 0] != np.uint64(self.ticket.generation)).any():
-            raise self._expired()
-        if not verify:
-            return
+    def _digest_of_lease(self, remote: RemotePool, rows: Any, layers: tuple[int, int], heads: tuple[int, int]) -> int:
+        """The sum of the pages' digests. They are the lease's where the generations are found to be its own later on."""
+        read = remote.read_rows(rows, remote.row_words, self.pool.scratch, partial(self._finish, remote))
         table = read[:, 1:].reshape(len(rows), *(n for _, n in (remote.layout.layers, remote.layout.heads)))
         layer, head = layers[0] - remote.layout.layers[0], heads[0] - remote.layout.heads[0]
-        wanted = int(table[:, layer : layer + layers[1], head : head + heads[1]].sum(dtype=np.uint64))
-        if wanted != found:
-            raise CorruptError(
-                f"pull of session {self.transfer.session!r}: the digest is {found:#018x}, the lease's is {wanted:#018x}; "
-                "pages changed during the lease. Do not use the pages that were written: compute the tokens here"
-            )
+        return int(table[:, layer : layer + layers[1], head : head + heads[1]].sum(dtype=np.uint64))
+
+    def _check_generations(self, remote: RemotePool, rows: Any) -> None:
+        """LeaseExpiredError unless the lease has lasted until now, so that what was read before is its own."""
+        read = remote.read_rows(rows, 1, self.pool.scratch, partial(self._finish, remote))
+        if (read[:, 0] != np.uint64(self.ticket.generation)).any():
+            raise self._expired()
 
     def _expired(self) -> LeaseExpiredError:
         return LeaseExpiredError(

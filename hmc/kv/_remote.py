@@ -205,19 +205,19 @@ class RemotePool:
         if not fits or ticket.slot >= SLOTS or (ticket.blocks >= self.layout.blocks).any():
             raise InvalidArgumentError(f"the ticket names blocks that the pool {self.layout} does not have")
 
-    def read_rows(self, rows: Any, scratch: Scratch, end: Callable[[Work], None]) -> Any:
-        """Generations and digests of some pages: (pages, 1 + layers * heads). ``end`` waits for the read."""
-        nbytes = 8 * self.row_words
+    def read_rows(self, rows: Any, words: int, scratch: Scratch, end: Callable[[Work], None]) -> Any:
+        """The first words of some pages' rows, (pages, words): a generation, then digests. ``end`` waits for the read."""
+        nbytes = 8 * words
         buffer = scratch.take(nbytes * len(rows))
         try:
-            offsets = rows.astype(np.uint64) * nbytes
+            offsets = rows.astype(np.uint64) * (8 * self.row_words)
             batch = self.peer.prepare_blocks([(buffer, np.arange(len(rows), dtype=np.uint64) * nbytes, self.rows, offsets)], nbytes)
             work = self.peer.get_blocks(batch)
             try:
                 end(work)
             finally:
                 drained(work)
-            return buffer.numpy()[: nbytes * len(rows)].view(np.uint64).reshape(len(rows), self.row_words).copy()
+            return buffer.numpy()[: nbytes * len(rows)].view(np.uint64).reshape(len(rows), words).copy()
         finally:
             scratch.give(buffer)
 

@@ -133,13 +133,13 @@ def test_a_lease_that_ends_in_mid_read_is_an_error(kv_pair: Any, monkeypatch: py
 
     a, b, to_a, _ = kv_pair(*PAIRS[4])
     lease = a.pool.lease("s", [0, 1, 2, 3])
-    real = _pull.Pull._check
+    real = _pull.Pull._check_generations
 
     def late(self: Any, *args: Any) -> None:
         lease.release()  # the pages were read, the generation not yet
         real(self, *args)
 
-    monkeypatch.setattr(_pull.Pull, "_check", late)
+    monkeypatch.setattr(_pull.Pull, "_check_generations", late)
     with pytest.raises(hmc.LeaseExpiredError):
         b.pool.pull(to_a, lease.ticket, b.pool.allocate("s", 128)).wait(20)
 

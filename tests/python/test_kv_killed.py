@@ -190,7 +190,7 @@ def test_a_push_that_sees_the_closed_pool_of_a_dead_receiver(mine: Any, monkeypa
         ("Pull._read", 1),
         ("Pull._beat", 1),
         ("Pull._beat", 2),
-        ("Pull._check", 1),
+        ("Pull._check_generations", 1),
         ("RemotePool.write_words", 1),  # the pages are read, the lease is not ended
     ],
 )
@@ -217,7 +217,8 @@ def test_reader_of_a_lease(mine: Any, method: str, call: int) -> None:
         (_remote.RemotePool, "check", 1),
         (_pull.Pull, "_read", 1),
         (_pull.Pull, "_beat", 1),
-        (_pull.Pull, "_check", 1),  # the pages are read, the generations are not
+        (_pull.Pull, "_digest_of_lease", 1),  # pages travel
+        (_pull.Pull, "_check_generations", 1),  # the pages are read, the generations are not
     ],
 )
 def test_owner_of_a_lease(mine: Any, owner: Any, name: str, call: int, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,7 @@ def test_a_pull_that_fails_ends_all_its_reads_first(
     monkeypatch.setattr(_moves, "CHUNK", 1 << 14)
     monkeypatch.setattr(_pull, "finish", fails)
     monkeypatch.setattr(_pull, "drained", noted)
-    lease = a.pool.lease("s", [3, 1])
+    lease = a.pool.lease("s", [3, 1], digest=False)
     with pytest.raises(hmc.TransportError, match="as a read that fails"):
         b.pool.pull(to_a, lease.ticket, [2, 0], tokens=32).wait(20)
     works = [work for item in watch.items for work in item[0]]
@@ -109,8 +109,8 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch, what: str, travel: Callable[[], 
             item[0][:] = [Slow(work, travel) for work in item[0]]
             super().add(item)
 
-    def read_rows(self: Any, rows: Any, scratch: Any, end: Any) -> Any:
-        return real(self, rows, scratch, lambda work: end(Slow(work, travel)))
+    def read_rows(self: Any, rows: Any, words: int, scratch: Any, end: Any) -> Any:
+        return real(self, rows, words, scratch, lambda work: end(Slow(work, travel)))
 
     if what == "rows":
         monkeypatch.setattr(_remote.RemotePool, "read_rows", read_rows)
@@ -214,3 +214,19 @@ def test_heartbeats_to_a_stopped_owner_are_bounded(kv_pair: Any, monkeypatch: py
     slow_reads(monkeypatch, "pages", lambda: time.monotonic() < until)
     b.pool.pull(to_a, a.pool.lease("s", [3, 1]).ticket, [2, 0]).wait(20)
     assert len(posted) <= _pull._MOST_BEATS + 1  # with the end of the lease
+
+
+@pytest.mark.parametrize("digest", [True, False])
+def test_what_a_pull_reads_of_the_rows(kv_pair: Any, monkeypatch: pytest.MonkeyPatch, digest: bool) -> None:
+    a, b, to_a, _ = kv_pair(*PAIRS[0])
+    real, words = _remote.RemotePool.read_rows, []
+
+    def read_rows(self: Any, rows: Any, count: int, *rest: Any) -> Any:
+        words.append(count)
+        return real(self, rows, count, *rest)
+
+    monkeypatch.setattr(_remote.RemotePool, "read_rows", read_rows)
+    lease = a.pool.lease("s", [4, 2], digest=digest)
+    b.pool.pull(to_a, lease.ticket, [1, 5]).wait(20)
+    whole = 1 + a.layout.layers[1] * a.layout.heads[1]
+    assert words == ([whole, 1] if digest else [1])

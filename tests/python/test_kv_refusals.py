@@ -60,6 +60,26 @@ def test_damaged_tickets_are_refused(kv_pair: Any) -> None:
         b.pool.pull(to_a, "ticket", [0])  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("blocks", [[], [-1], [12], [2**63], [-(2**70)], np.array([3, -1]), np.array([2**63], np.uint64)], ids=str)
+def test_blocks_out_of_range(kv_pair: Any, blocks: Any) -> None:
+    a, _, _, _ = kv_pair(*PAIRS[0])
+    with pytest.raises(hmc.InvalidArgumentError, match="blocks"):
+        a.pool.lease("s", blocks)
+
+
+@pytest.mark.parametrize("blocks", [[1, True], [1, 2.0], ["1"], np.array([1.0]), np.array([True]), "12", 3, None], ids=repr)
+def test_blocks_of_other_types(kv_pair: Any, blocks: Any) -> None:
+    a, _, _, _ = kv_pair(*PAIRS[0])
+    with pytest.raises(TypeError if blocks is not None else hmc.InvalidArgumentError, match="blocks"):
+        a.pool.lease("s", blocks)
+
+
+@pytest.mark.parametrize("make", [tuple, np.array, np.uint16, lambda blocks: list(map(np.int8, blocks))], ids=str)
+def test_blocks_of_any_kind(kv_pair: Any, make: Any) -> None:
+    a, _, _, _ = kv_pair(*PAIRS[0])
+    assert a.pool.lease("s", make([7, 3, 11]))._ticket.blocks.tolist() == [7, 3, 11]
+
+
 def test_arguments_are_refused_by_name(kv_pair: Any) -> None:
     a, b, to_a, _ = kv_pair(*PAIRS[0])
     with pytest.raises(hmc.OutOfMemoryError, match="of 12 are free"):

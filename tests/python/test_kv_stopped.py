@@ -53,7 +53,8 @@ RECEIVER = """
         (_remote.RemotePool, "check"),
         (_pull.Pull, "_read"),
         (_pull.Pull, "_beat"),
-        (_pull.Pull, "_check"),
+        (_pull.Pull, "_digest_of_lease"),
+        (_pull.Pull, "_check_generations"),
         (_remote.RemotePool, "write_words"),  # everything was read: only the lease is to be ended
     ],
 )
