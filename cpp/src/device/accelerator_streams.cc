@@ -1,10 +1,29 @@
 #include "device/accelerator_streams.h"
 
+#include <chrono>
 #include <utility>
 
+#include "base/log.h"
 #include "device/accelerator_queue.h"
 
 namespace hmc {
+namespace {
+
+// After which a stream that waits for the host is worth a word.
+constexpr std::chrono::milliseconds long_hold(5000);
+
+void wait_at(const StreamGate& gate, const std::string& device) {
+  if (gate.wait_for(long_hold)) return;
+  // Seen on CUDA: the loader of a kernel waits for all streams, and keeps every other call waiting, those that would open this
+  // gate.
+  warn_once("long hold of " + device,
+            "a stream of " + device + " has waited for the host for " + std::to_string(long_hold.count() / 1000) +
+                " s (stream= of a call that the host carries out, or Work.join). If it never ends, the program loads a "
+                "kernel meanwhile: CUDA_MODULE_LOADING=EAGER loads them at its start");
+  gate.wait();
+}
+
+}  // namespace
 
 Result<bool> AcceleratorPoint::reached() {
   if (devices_.forked()) return forked_status();
@@ -52,11 +71,12 @@ Status AcceleratorStreams::hold(int index, StreamHandle stream, std::shared_ptr<
   struct Held {
     std::shared_ptr<const StreamGate> gate;
     AcceleratorDevice& on;
+    std::string device;
   };
-  std::unique_ptr<Held> held(new Held{std::move(gate), *on});
+  std::unique_ptr<Held> held(new Held{std::move(gate), *on, devices_.name(index)});
   const auto wait = [](void* data) {
     const std::unique_ptr<Held> mine(static_cast<Held*>(data));
-    mine->gate->wait();
+    wait_at(*mine->gate, mine->device);
     mine->on.held.fetch_sub(1);
   };
   const std::scoped_lock lock(on->loading);

@@ -3,10 +3,13 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <string>
@@ -65,13 +68,26 @@ class Allocation {
 class StreamGate {
  public:
   void open() noexcept {
-    open_.store(1);
-    open_.notify_all();
+    {
+      const std::scoped_lock lock(mutex_);
+      open_ = true;
+    }
+    changed_.notify_all();
   }
-  void wait() const noexcept { open_.wait(0); }
+  void wait() const noexcept {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return open_; });
+  }
+  // False if it is still closed then.
+  bool wait_for(std::chrono::milliseconds time) const noexcept {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, time, [this] { return open_; });
+  }
 
  private:
-  std::atomic<std::uint32_t> open_{0};
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  bool open_ = false;
 };
 
 // What was queued on a stream when this was made, and no later work: an operation that is to come after it may be started at any

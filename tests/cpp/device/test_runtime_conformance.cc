@@ -1,6 +1,12 @@
 // What every device runtime promises, over the generated table: a new vendor is tested without editing this file.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <atomic>
+#include <chrono>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "device/runtime.h"
 #include "testing.h"
@@ -144,6 +150,48 @@ TEST_P(RuntimeConformance, FromManyThreads) {
   }
   for (auto& thread : threads) thread.join();
   EXPECT_EQ(good.load(), 80);
+}
+
+// Standard error, in a file instead.
+class ErrorOutput {
+ public:
+  ErrorOutput() { dup2(file_, STDERR_FILENO); }
+  ~ErrorOutput() {
+    dup2(before_, STDERR_FILENO);
+    close(before_);
+    close(file_);
+  }
+  ErrorOutput(const ErrorOutput&) = delete;
+  ErrorOutput& operator=(const ErrorOutput&) = delete;
+  [[nodiscard]] std::string text() const {
+    std::string all(65536, '\0');
+    const ssize_t count = pread(file_, all.data(), all.size(), 0);
+    return all.substr(0, count > 0 ? static_cast<std::size_t>(count) : 0);
+  }
+
+ private:
+  const int before_ = dup(STDERR_FILENO), file_ = memfd_create("stderr", MFD_CLOEXEC);
+};
+
+// A program that loads a kernel meanwhile would wait for ever.
+TEST(HeldStream, IsReportedAfterAWhile) {
+  const auto device = Device::parse("cuda:0");
+  HMC_ASSERT_OK(device.status());
+  const auto runtime = runtime_for(*device);
+  HMC_ASSERT_OK(runtime.status());
+  const auto gate = std::make_shared<StreamGate>();
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+  std::string said;
+  {
+    const ErrorOutput output;
+    if (!(*runtime)->streams().hold(0, default_stream, gate).ok()) GTEST_SKIP() << "no device of CUDA";
+    while (said.find("CUDA_MODULE_LOADING") == std::string::npos && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      said = output.text();
+    }
+    gate->open();
+  }
+  EXPECT_NE(said.find("a stream of cuda:0 has waited for the host for 5 s"), std::string::npos) << said;
 }
 
 std::vector<const DeviceRuntimeFactory*> all_runtimes() {
