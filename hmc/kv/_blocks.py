@@ -24,7 +24,7 @@ __all__ = ["Blocks", "Use", "Used", "numbers"]
 
 def numbers(blocks: Any, most: int, end: int) -> NDArray[np.uint64]:
     """A copy of 1 to ``most`` numbers of blocks, each below ``end``: a sequence of ints, or an array of one dimension."""
-    found: Any = blocks
+    found: NDArray[Any] = blocks
     if not (isinstance(blocks, np.ndarray) and blocks.ndim == 1 and blocks.dtype.kind in "iu"):
         plain = isinstance(blocks, list) and set(map(type, blocks)) == {int}  # else wholes() says what is wrong
         try:
@@ -33,7 +33,8 @@ def numbers(blocks: Any, most: int, end: int) -> NDArray[np.uint64]:
             found = np.zeros(0, np.int64)  # refused below, as every number that is too large
     if not 0 < len(found) <= most or found.min() < 0 or found.max() >= end:
         raise InvalidArgumentError(f"blocks are 1 to {most} numbers below {end}")
-    return found.astype(np.uint64)
+    listed: NDArray[np.uint64] = found.astype(np.uint64)
+    return listed
 
 
 @dataclass

@@ -14,8 +14,8 @@ constexpr std::chrono::milliseconds long_hold(5000);
 
 void wait_at(const StreamGate& gate, const std::string& device) {
   if (gate.wait_for(long_hold)) return;
-  // Seen on CUDA: the loader of a kernel waits for all streams, and keeps every other call waiting, those that would open this
-  // gate.
+  // Seen on CUDA: the loader of a kernel waits for all streams, and keeps every other call waiting, those too that would open
+  // this gate.
   warn_once("long hold of " + device,
             "a stream of " + device + " has waited for the host for " + std::to_string(long_hold.count() / 1000) +
                 " s (stream= of a call that the host carries out, or Work.join). If it never ends, the program loads a "

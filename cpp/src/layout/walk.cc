@@ -53,7 +53,9 @@ Status check_pages(const Layout& layout, const LayoutPages& pages, std::uint64_t
 
 // A block that is written twice would hold a mixture. `all`: blocks of the cache, each of the list below it.
 Status check_distinct(std::span<const std::uint64_t> blocks, std::uint64_t all) {
-  const auto listed_twice = [](std::uint64_t block) { return invalid("target: block " + std::to_string(block) + " is listed twice"); };
+  const auto listed_twice = [](std::uint64_t block) {
+    return invalid("target: block " + std::to_string(block) + " is listed twice");
+  };
   if (all <= 64 * blocks.size()) {  // a bit for each takes no more memory than the list, and no sorting
     std::vector<bool> seen(all);
     for (const std::uint64_t block : blocks) {
@@ -99,7 +101,8 @@ class Cursor {
 
 std::vector<TokenSpan> spans_of(const LayoutMove& move, std::uint64_t limit) {
   std::vector<TokenSpan> spans;
-  spans.reserve(std::min<std::uint64_t>(move.tokens, move.from.blocks.size() + move.to.blocks.size()));  // fewer where runs are short
+  // Enough where tokens of a block follow one another.
+  spans.reserve(std::min<std::uint64_t>(move.tokens, move.from.blocks.size() + move.to.blocks.size()));
   Cursor from(move.source, move.from), to(move.target, move.to);
   for (std::uint64_t token = 0; token < move.tokens;) {
     const std::uint64_t count = std::min({from.run(), to.run(), limit, move.tokens - token});
