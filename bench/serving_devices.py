@@ -6,7 +6,9 @@ medians in GB/s (10^9 bytes per second) of
 
 - pull: pages of 64 KiB (32 layers, 8 heads of 128, blocks of 16 tokens, bf16), as they are, permuted into other blocks, and cast;
 - digest: what a lease with digests takes at the prefill side;
-- weights: pull with digests into the plan's CPU memory, and commit to the device.
+- weights: pull with digests into the plan's CPU memory, and commit to the device;
+- layers: 2 GiB of bf16 in eight tensors, of which the second process takes half of the rows each (TP 1 to 2), with a shadow on its
+  own device, where that is one; beside one get of as many bytes.
 """
 
 from __future__ import annotations
@@ -208,6 +210,45 @@ def module(rank: Rank, mine: str, repeat: int) -> dict[str, Any]:
     return {name: round(statistics.median(values), 2) for name, values in found.items()}
 
 
+def layers(rank: Rank, mine: str, repeat: int) -> dict[str, float]:
+    """GB/s of pulls into memory of the device, of their commit, and of one get of as many bytes."""
+    rows, columns, count = 16384, 8192, 8
+
+    def tensor(number: int, rows: int) -> Any:
+        values = torch.arange(rows * columns, device=mine) * 7919 + number
+        return values.to(torch.int16).view(torch.bfloat16).view(rows, columns)
+
+    if rank.gives:
+        held = {f"layer {number}": tensor(number, rows) for number in range(count)}
+        raw = rank.ctx.buffer(count * rows * columns, device=mine)
+        with weights.publish(rank.ctx, held, epoch=1):
+            rank.tell(bytes(raw.descriptor()))
+            rank.comm.barrier(timeout=120)
+        return {}
+    into = {f"layer {number}": torch.zeros((rows // 2, columns), dtype=torch.bfloat16, device=mine) for number in range(count)}
+    remote = rank.peer.import_buffer(hmc.Descriptor.parse(rank.tell()), timeout=60)
+    local = rank.ctx.buffer(remote.nbytes, device=mine)
+    found: dict[str, list[float]] = {}
+
+    def timed(name: str, call: Callable[[], Any]) -> None:
+        began = time.perf_counter()
+        call()
+        found.setdefault(name, []).append(remote.nbytes / (time.perf_counter() - began) / 1e9)
+
+    source = weights.lookup(rank.ctx, rank.peer, timeout=60)
+    shards = {name: weights.shard(one, axis=0, rank=0, size=2) for name, one in into.items()}
+    with weights.plan(source, shards, shadow=mine) as plan:
+        for _ in range(repeat + 2):
+            timed("layers: one get", lambda: rank.peer.get(local, remote).wait(60))
+            timed("layers: pull", lambda: plan.pull(verify=False, timeout=60).wait())
+            timed("layers: pull with digests", lambda: plan.pull(timeout=60).wait())
+            timed("layers: commit", plan.commit)
+    for number, one in enumerate(into.values()):
+        assert torch.equal(one.view(torch.int16), tensor(number, rows // 2).view(torch.int16)), number
+    rank.comm.barrier(timeout=120)
+    return {name: round(statistics.median(values[2:]), 2) for name, values in found.items()}
+
+
 def layer(rank: Rank, mine: str, device: str) -> int:
     """Dispatch and combine of random tokens, with the Buffer's rows on ``device``, compared with a sum on the CPU. Tokens."""
     total, scale = 0, torch.arange(1, 14)
@@ -253,6 +294,8 @@ def worker(devices: list[str], tokens: int, repeat: int, only_pages: bool) -> di
                     **module(rank, mine, repeat),
                     "tokens_of_experts": layer(rank, mine, mine) + layer(rank, mine, "cpu"),
                 }
+            if "cpu" not in "".join(pair):
+                found[name] |= layers(rank, mine, repeat)
             on = [one.removeprefix("hmc ") for one in pair]
             found[name]["path"] = str(comm.path(1 - comm.rank, on[comm.rank], on[1 - comm.rank])).partition("\n")[0]
             found[name]["card"] = torch.cuda.get_device_name(mine) if mine.startswith("cuda") else "cpu"

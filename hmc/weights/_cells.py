@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from hmc.errors import InvalidArgumentError
 from hmc.weights._manifest import Shard
 
-__all__ = ["TASK_BYTES", "Box", "Cell", "Group", "Task", "cells_of", "groups_of", "tasks_of", "widened"]
+__all__ = ["DEVICE_TASK_BYTES", "TASK_BYTES", "Box", "Cell", "Group", "Task", "cells_of", "groups_of", "tasks_of", "widened"]
 
 TASK_BYTES = 16 << 20
+DEVICE_TASK_BYTES = 64 << 20  # between devices, which copy several times as fast
 _TASK_CELLS = 64
 _MOST_CHECKS = 1 << 24  # boxes of one part x shards
 
@@ -107,8 +108,11 @@ def _meets(shard: Shard, box: Box) -> bool:
     return all(a < b + f and b < a + e for a, e, b, f in ends)
 
 
-def cells_of(name: str, part: int, box: Box, itemsize: int, shards: Sequence[tuple[int, Shard]]) -> Iterator[Cell]:
-    """Cells of one part of a target. ``shards``: with the number of their source. InvalidArgumentError for a region without one."""
+def cells_of(name: str, part: int, box: Box, itemsize: int, shards: Sequence[tuple[int, Shard]], most: int) -> Iterator[Cell]:
+    """Cells of one part of a target, each of about ``most`` bytes at most. ``shards``: with the number of their source.
+
+    InvalidArgumentError for a region without a shard.
+    """
     shards = [(source, shard) for source, shard in shards if _meets(shard, box)]
     edges = [_edges(box, [shard for _, shard in shards], axis) for axis in range(len(box.at))]
     if math.prod(len(axis) - 1 for axis in edges) * len(shards) > _MOST_CHECKS:
@@ -122,7 +126,7 @@ def cells_of(name: str, part: int, box: Box, itemsize: int, shards: Sequence[tup
         if not holders:
             where = ", ".join(f"{low}:{high}" for low, high in corner)
             raise InvalidArgumentError(f"tensor {name}: no source has [{where}]; look up the sources of every shard")
-        for piece in _split(found, itemsize, list(holders.values())):
+        for piece in _split(found, itemsize, list(holders.values()), most):
             yield Cell(part, piece, _cost(piece, itemsize, list(holders.values())), holders)
 
 
@@ -131,15 +135,15 @@ def _cost(box: Box, itemsize: int, shards: Sequence[Shard]) -> int:
     return math.prod(box.extents[:-1]) * max(widened(box.within(s.at), s).extents[-1] for s in shards) * itemsize
 
 
-def _split(box: Box, itemsize: int, shards: Sequence[Shard]) -> Iterator[Box]:
-    """Boxes of at most TASK_BYTES, cut at whole rows where that suffices, else at whole chunks of the first shard."""
-    if _cost(box, itemsize, shards) <= TASK_BYTES:
+def _split(box: Box, itemsize: int, shards: Sequence[Shard], most: int) -> Iterator[Box]:
+    """Boxes of at most so many bytes, cut at whole rows where that suffices, else at whole chunks of the first shard."""
+    if _cost(box, itemsize, shards) <= most:
         yield box
         return
     axis = next((axis for axis, extent in enumerate(box.extents) if extent > 1), len(box.extents) - 1)
     last = axis == len(box.extents) - 1
     inner = itemsize if last else _cost(Box(box.at, (*box.extents[:axis], 1, *box.extents[axis + 1 :])), itemsize, shards)
-    step = max(1, TASK_BYTES // max(1, inner))
+    step = max(1, most // max(1, inner))
     chunk = shards[0].grid.chunk
     if last:
         step = max(chunk, step // chunk * chunk)
@@ -153,18 +157,18 @@ def _split(box: Box, itemsize: int, shards: Sequence[Shard]) -> Iterator[Box]:
             end -= (end - shards[0].at[axis]) % chunk
         end = min(high, end)
         piece = Box((*box.at[:axis], low, *box.at[axis + 1 :]), (*box.extents[:axis], end - low, *box.extents[axis + 1 :]))
-        yield from [piece] if last else _split(piece, itemsize, shards)
+        yield from [piece] if last else _split(piece, itemsize, shards, most)
         low = end
 
 
-def tasks_of(cells: Sequence[Cell]) -> list[Task]:
-    """Cells that the same sources have, together up to TASK_BYTES."""
+def tasks_of(cells: Sequence[Cell], most: int) -> list[Task]:
+    """Cells that the same sources have, together up to ``most`` bytes."""
     tasks: list[Task] = []
     open_tasks: dict[frozenset[int], tuple[list[Cell], int]] = {}
     for cell in cells:
         key = frozenset(cell.shards)
         held, nbytes = open_tasks.get(key, ([], 0))
-        if held and (nbytes + cell.nbytes > TASK_BYTES or len(held) >= _TASK_CELLS):
+        if held and (nbytes + cell.nbytes > most or len(held) >= _TASK_CELLS):
             tasks.append(Task(held, key))
             held, nbytes = [], 0
         held.append(cell)

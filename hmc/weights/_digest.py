@@ -14,10 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmc import layout
+from hmc._core import Memory
 from hmc.errors import UnsupportedError
 from hmc.layout import Layout
 
-__all__ = ["Band", "Grid"]
+__all__ = ["Band", "Contents", "Grid"]
+
+#: Bytes of the CPU, or memory of a device.
+Contents = NDArray[np.uint8] | Memory
 
 _CHUNK = 1024  # bytes at least; a chunk is a quarter of a row: fewer are quicker, more let columns be cut without copies
 _CHUNKS = 4
@@ -90,7 +94,7 @@ class Grid:
         """The numbers of a shard, which is ``data``: shape (chunks, rows)."""
         return self.table_of(Band(0, self.rows, 0, self.chunks, 0, data.nbytes), data)
 
-    def table_of(self, band: Band, data: NDArray[np.uint8]) -> NDArray[np.uint64]:
+    def table_of(self, band: Band, data: Contents) -> NDArray[np.uint64]:
         """The numbers of a band, which is ``data``: shape (chunks, rows)."""
         found = np.zeros((band.last - band.first, band.rows), np.uint64)
         if found.size == 0:
@@ -102,7 +106,7 @@ class Grid:
             at += len(numbers)
         return found
 
-    def digest(self, data: NDArray[np.uint8], stride: int, first_row: int, rows: int, first: int, last: int) -> int:
+    def digest(self, data: Contents, stride: int, first_row: int, rows: int, first: int, last: int) -> int:
         """The digest of chunks [first, last) of some rows, which begin at ``data`` and lie ``stride`` bytes apart."""
         total = 0
         for start in range(0, rows, _MOST):

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from hmc import tensors
 from hmc._core import ConnBuffer, Work
 from hmc.errors import CorruptError
-from hmc.weights._casts import cast_rows
 from hmc.weights._cells import Box, Cell, groups_of, widened
+from hmc.weights._contents import cast, contents_of, digest_of
 from hmc.weights._manifest import Shard
 from hmc.weights._parts import WORDS, Part
 from hmc.weights._remote import Source
@@ -35,9 +35,16 @@ class Place:
         return tensors.view(shadow, self.part.dtype, self.extents, offset=self.offset)
 
     def words(self, shadow: ConnBuffer) -> NDArray[Any]:
+        """Its elements in a shadow of the CPU."""
         word = np.dtype(WORDS[self.part.itemsize])
         found: NDArray[Any] = shadow[self.offset : self.offset + self.part.nbytes].numpy(word, self.extents)
         return found
+
+    def elements(self, shadow: ConnBuffer) -> Any:
+        """As words(); in a shadow of a device, the memory that they lie in."""
+        if shadow.device == "cpu":
+            return self.words(shadow)
+        return shadow.memory[self.offset : self.offset + self.part.nbytes]
 
 
 class Move:
@@ -83,15 +90,15 @@ class Move:
         grid, box = self.shard.grid, self.wide
         chunks = (box.at[-1] // grid.chunk, -(-(box.at[-1] + box.extents[-1]) // grid.chunk))
         if self.direct:
-            data, base, where = self.shadow.numpy(), self.place.offset, self.target
+            data, base, where = contents_of(self.shadow), self.place.offset, self.target
             columns, extents = self.place.extents[-1], self.place.extents
         else:
             assert stage is not None
-            data, base, where = stage.numpy(), at, Box((0,) * len(box.at), box.extents)
+            data, base, where = contents_of(stage), at, Box((0,) * len(box.at), box.extents)
             columns, extents = box.extents[-1], box.extents
         for group in groups_of(box, self.shard.extents, where.at, extents):
             start = base + (group.other * columns + where.at[-1]) * grid.itemsize
-            found = grid.digest(data[start:], columns * grid.itemsize, group.first, group.rows, *chunks)
+            found = digest_of(grid, data[start:], columns * grid.itemsize, group.first, group.rows, *chunks)
             wanted = grid.expected(table, group.first, group.rows, *chunks)
             if found != wanted:
                 raise CorruptError(
@@ -103,19 +110,26 @@ class Move:
     def place_staged(self, stage: ConnBuffer, at: int) -> None:
         """Copies or casts what arrived from the stage to the shadow."""
         skip = self.box.at[-1] - self.wide.at[-1]
+        if not self.casts and self.shadow.device != "cpu":
+            whole = tensors.view(stage, self.shard.dtype, self.wide.extents, offset=at)
+            [(_, there, _, here)], block = tensors.pairs(
+                self.place.view(self.shadow)[self.target.slices()], whole[..., skip : skip + self.box.extents[-1]]
+            )
+            self.shadow.memory.copy_blocks_from(stage.memory, here, there, block)
+            return
         if not self.casts:
             word = np.dtype(WORDS[self.shard.grid.itemsize])
             arrived = stage[at : at + self.staged_bytes].numpy(word, self.wide.extents)
             self.place.words(self.shadow)[self.target.slices()] = arrived[..., skip : skip + self.box.extents[-1]]
             return
-        source, target = stage.numpy()[at:], self.shadow.numpy()[self.place.offset :]
+        source, target = contents_of(stage)[at:], contents_of(self.shadow)[self.place.offset :]
         size, wide, columns = self.place.part.itemsize, self.wide.extents, self.place.extents[-1]
         inner = Box((*(0,) * (len(wide) - 1), skip), self.box.extents)
         for group in groups_of(inner, wide, self.target.at, self.place.extents):
             read = source[(group.first * wide[-1] + skip) * self.shard.grid.itemsize :]
             written = target[(group.other * columns + self.target.at[-1]) * size :]
             kinds = self.shard.dtype, self.place.part.dtype
-            cast_rows(kinds, read, wide[-1], written, columns, group.rows, self.box.extents[-1])
+            cast(kinds, read, wide[-1], written, columns, group.rows, self.box.extents[-1])
 
 
 def _prepared(source: Source, pairs: Sequence[tuple[Any, Any, Any, Any]], block: int) -> Any:

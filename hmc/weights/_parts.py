@@ -147,6 +147,7 @@ class Words:
     def __init__(self, ctx: _core.Context, name: str, one: Part) -> None:
         """UnsupportedError where they cannot be written in place, InvalidArgumentError where they must not be."""
         self.word = np.dtype(WORDS[one.itemsize])
+        self._extents = one.extents
         self._host: NDArray[Any] | None = None
         self._memory: _core.Memory | None = None
         if isinstance(one.array, np.ndarray):
@@ -165,8 +166,18 @@ class Words:
         except InvalidArgumentError as error:
             raise InvalidArgumentError(f"tensor {name}: {error}") from None
 
-    def write(self, words: NDArray[Any]) -> None:
-        """``words``: of the target's shape; to a device, in C order. Returns when all are in place."""
+    def write(self, words: Any) -> None:
+        """``words``: of the target's shape; to a device, in C order, or device memory that has them so.
+
+        Returns when all are in place.
+        """
+        if isinstance(words, _core.Memory):
+            if self._memory is not None:
+                self._memory.copy_blocks_from(words, [0], [0], words.nbytes)
+                return
+            copy = _core.Memory(words.nbytes)
+            copy.copy_blocks_from(words, [0], [0], words.nbytes)
+            words = copy.numpy(self.word, self._extents)
         if self._host is not None:
             np.copyto(self._host.reshape(1) if self._host.ndim == 0 else self._host, words)
         elif self._memory is not None and words.nbytes:

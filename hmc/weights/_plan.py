@@ -15,8 +15,9 @@ from hmc._interrupts import take
 from hmc._process import Owned
 from hmc._streams import queued, wait_for
 from hmc._threaded import Cancel
-from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError
+from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError, UnsupportedError
 from hmc.tensors import Tensor, view
+from hmc.weights import _cells
 from hmc.weights._casts import check_cast
 from hmc.weights._cells import Box, Cell, cells_of, tasks_of
 from hmc.weights._manifest import MAX_EPOCH, Shard
@@ -25,7 +26,7 @@ from hmc.weights._parts import Part, parts_of
 from hmc.weights._publish import Publication
 from hmc.weights._pull import Limits, run
 from hmc.weights._remote import Source
-from hmc.weights._sinks import Sink, sink_of
+from hmc.weights._sinks import Quantised, Sink, sink_of
 from hmc.weights._transfer import Pull
 
 __all__ = ["Plan", "plan"]
@@ -40,7 +41,7 @@ class Plan(Owned):
     Pulled weights lie in a shadow, which is as large as the target, until commit() copies them to the target.
     """
 
-    def __init__(self, sources: Sequence[Source], target: Any) -> None:
+    def __init__(self, sources: Sequence[Source], target: Any, shadow: str) -> None:
         super().__init__()
         self.sources = list(sources)
         if len({id(source.ctx) for source in self.sources}) != 1:
@@ -54,11 +55,16 @@ class Plan(Owned):
         self._moves: dict[tuple[int, int, bool], Move] = {}
         self._sinks: list[Sink] = []
         self.places: list[Place] = []
-        self.tasks = tasks_of(self._cells(parts_of(target)))
+        parts, on_cpu = parts_of(target), shadow == "cpu"
+        for name, one in parts:
+            if isinstance(one, Quantised) and not on_cpu:
+                raise UnsupportedError(f"tensor {name} is quantised() by the CPU: plan it with shadow='cpu'")
+        most = _cells.TASK_BYTES if on_cpu else _cells.DEVICE_TASK_BYTES
+        self.tasks = tasks_of(self._cells(parts, most), most)
         nbytes = self.places[-1].offset + self.places[-1].part.nbytes if self.places else 0
-        self._shadow: ConnBuffer | None = self.sources[0].ctx.buffer(max(1, nbytes))
+        self._shadow: ConnBuffer | None = self.sources[0].ctx.buffer(max(1, nbytes), device=shadow)
 
-    def _cells(self, parts: list[tuple[str, Part]]) -> list[Cell]:
+    def _cells(self, parts: list[tuple[str, Part]], most: int) -> list[Cell]:
         known: dict[str, list[tuple[int, Shard]]] = {}
         for number, source in enumerate(self.sources):
             for shard in source.shards:
@@ -81,7 +87,7 @@ class Plan(Owned):
             place = Place(name, one, offset, one.at or (0,), one.extents or (1,))
             if one.nbytes:
                 box = Box(place.at, place.extents)
-                cells += cells_of(name, len(self.places), box, shards[0][1].grid.itemsize, shards)
+                cells += cells_of(name, len(self.places), box, shards[0][1].grid.itemsize, shards, most)
             self.places.append(place)
             offset += -(-one.nbytes // _ALIGNMENT) * _ALIGNMENT
         return cells
@@ -173,7 +179,7 @@ class Plan(Owned):
         found = run(self, verify, epoch, limits)
         for place, sink in zip(self.places, self._sinks, strict=True):
             if place.part.nbytes:
-                sink.prepare(place.words(self.shadow), limits.check)
+                sink.prepare(place.elements(self.shadow), limits.check)
         self._pulled = found
 
     def pulled(self) -> tuple[int, list[tuple[str, Tensor]]]:
@@ -232,7 +238,7 @@ class Plan(Owned):
                 while copies:
                     place, sink = copies[-1]
                     if place.part.nbytes:
-                        sink.commit(place.words(self.shadow))
+                        sink.commit(place.elements(self.shadow))
                     copies.pop()
             except HmcError as error:
                 try:
@@ -291,7 +297,7 @@ class Plan(Owned):
         self.close()
 
 
-def plan(sources: Source | Publication | Sequence[Source | Publication], target: Mapping[str, Any]) -> Plan:
+def plan(sources: Source | Publication | Sequence[Source | Publication], target: Mapping[str, Any], *, shadow: Any = "cpu") -> Plan:
     """Plans how ``target`` is filled from one or more sources, whatever the shardings of both.
 
     ``sources``: what lookup() returned, or publications of this process. Together they have every region of the target; where
@@ -299,11 +305,13 @@ def plan(sources: Source | Publication | Sequence[Source | Publication], target:
     tensors, as in publish(). NumPy arrays may have gaps. Where element types differ, elements are cast, rounded to nearest even;
     above the largest number and for infinities, 8-bit types take their largest number.
 
-    A pull reads into CPU memory of the plan, as large as the target, where digests are checked and elements are cast. commit()
-    copies from there, to arrays of devices too.
+    A pull reads into memory of the plan, the shadow, as large as the target, where digests are checked and elements are cast.
+    commit() copies from there, to arrays of devices too. ``shadow``: where that memory is, such as "cuda:0": from one device to
+    another of its vendor nothing then passes the CPU. Default: the CPU.
 
-    Raises InvalidArgumentError for a tensor that no source has, another shape, and a region that no source has; UnsupportedError
-    for a cast that is not among floating-point types of at most 32 bits; ClosedError for a publication that was closed.
+    Raises InvalidArgumentError for a tensor that no source has, another shape, a region that no source has, and a device that is
+    not there; UnsupportedError for a cast that is not among floating-point types of at most 32 bits, and for quantised() parts in a
+    shadow of a device; OutOfMemoryError; ClosedError for a publication that was closed.
     """
     given = list(sources) if isinstance(sources, list | tuple) else [sources]
     found = []
@@ -313,4 +321,4 @@ def plan(sources: Source | Publication | Sequence[Source | Publication], target:
         if not isinstance(one, Source):
             raise InvalidArgumentError(f"a {type(one).__name__} is no source: pass what lookup() or publish() returned")
         found.append(one)
-    return Plan(found, target)
+    return Plan(found, target, str(shadow))

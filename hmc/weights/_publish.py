@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from hmc._arguments import flag, whole
-from hmc._core import ConnBuffer, Context, Memory
+from hmc._core import ConnBuffer, Context
 from hmc._deadline import Deadline
 from hmc._interrupts import take
 from hmc._process import Owned
@@ -19,6 +19,7 @@ from hmc._streams import queued, wait_for
 from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError
 from hmc.tensors._register import is_dense
 from hmc.weights._cells import TASK_BYTES
+from hmc.weights._contents import table_of
 from hmc.weights._digest import Grid
 from hmc.weights._manifest import MAX_AXES, MAX_EPOCH, MAX_EXTENT, STATE_BYTES, Manifest, Shard, published_as
 from hmc.weights._parts import Part, memory_of, parts_of, plain
@@ -37,16 +38,12 @@ def _registered(ctx: Context, name: str, one: Part) -> ConnBuffer:
 
 
 def _table(grid: Grid, buffer: ConnBuffer) -> Any:
-    """The digests of a shard. Of device memory the CPU digests a copy, band by band."""
+    """The digests of a shard; of device memory band by band."""
     if buffer.device == "cpu":
         return grid.table(buffer.numpy())
-    found = np.zeros((grid.chunks, grid.rows), np.uint64)
-    copy = Memory(0)
+    found, memory = np.zeros((grid.chunks, grid.rows), np.uint64), buffer.memory
     for band in grid.bands(TASK_BYTES):
-        if copy.nbytes < band.nbytes:
-            copy = Memory(band.nbytes)
-        copy.copy_blocks_from(buffer.memory, [band.at], [0], band.nbytes)
-        numbers = grid.table_of(band, copy.numpy()[: band.nbytes])
+        numbers = table_of(grid, band, memory[band.at : band.at + band.nbytes])
         found[band.first : band.last, band.row : band.row + band.rows] = numbers
     return found
 
@@ -238,8 +235,9 @@ def publish(ctx: Context, tensors: Mapping[str, Any], epoch: int = 0, name: str 
 
     ``tensors``: by name, contiguous arrays in CPU or device memory, or a Part where an array holds a part of a tensor (part(),
     shard(), fused()), or a list of Parts. The arrays are kept alive, and change only inside update(). ``epoch``: a number that
-    tells versions of the weights apart, such as the training step. ``digest``: computes what ``pull(verify=True)`` checks; the CPU
-    reads every byte once, of device memory a copy. ``name``: what peers look up; one publication of each name per Context.
+    tells versions of the weights apart, such as the training step. ``digest``: computes what ``pull(verify=True)`` checks. That
+    reads every byte once: by the device where HMC has a kernel for it (NVIDIA, AMD), else by the CPU, of device memory a copy.
+    ``name``: what peers look up; one publication of each name per Context.
 
     Waits for what is queued on the current streams of torch and CuPy arrays; device arrays of others must be ready.
 

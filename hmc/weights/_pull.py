@@ -20,7 +20,7 @@ from hmc.weights._remote import LOST, Source, release, scratch
 
 __all__ = ["Limits", "run"]
 
-_IN_FLIGHT = 4  # tasks of a source at another host; on this host one for each worker
+_IN_FLIGHT = 4  # tasks of a source at another host, and into device memory; else one for each worker, whose thread copies it
 _SLICE = 0.05  # seconds of a wait, between looks at cancel and deadline
 
 
@@ -29,6 +29,9 @@ class Planned(Protocol):
 
     sources: list[Source]
     tasks: list[Task]
+
+    @property
+    def shadow(self) -> ConnBuffer: ...
 
     def move(self, cell: Cell, number: int, verify: bool) -> Move: ...
 
@@ -169,6 +172,7 @@ class Worker:
         self.tables: Any = None
         self.flights: deque[Flight] = deque()
         self.stages: list[ConnBuffer] = []
+        self.in_flight = 1 if self.source.peer.same_host and plan.shadow.device == "cpu" else _IN_FLIGHT
 
     def main(self) -> None:
         try:
@@ -208,7 +212,7 @@ class Worker:
     def _read(self, words: ConnBuffer) -> None:
         while True:
             self.limits.check()
-            while len(self.flights) < (1 if self.source.peer.same_host else _IN_FLIGHT):
+            while len(self.flights) < self.in_flight:
                 number = self.board.take(self.number, wait=not self.flights)
                 if number is None:
                     break
@@ -236,7 +240,7 @@ class Worker:
         for stage in unused:  # else tasks of rising sizes leave one each
             self.stages.remove(stage)
             release(stage)
-        self.stages.append(self.source.ctx.buffer(nbytes))
+        self.stages.append(self.source.ctx.buffer(nbytes, device=self.plan.shadow.device))
         return self.stages[-1]
 
     def _land(self, flight: Flight, words: ConnBuffer) -> None:

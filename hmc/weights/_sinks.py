@@ -79,12 +79,12 @@ class Sink:
         """What commit() writes."""
         return [plain(array) for _, array, _ in self._places]
 
-    def prepare(self, shadow: NDArray[Any], check: Callable[[], None]) -> None:
+    def prepare(self, elements: Any, check: Callable[[], None]) -> None:
         """At the end of a pull; the array does not change yet. ``check`` raises what ends the pull early."""
 
-    def commit(self, shadow: NDArray[Any]) -> None:
-        """Replaces the array's elements. Work that uses them is over."""
-        self._words.write(shadow)
+    def commit(self, elements: Any) -> None:
+        """Replaces the array's elements by those of the shadow (Place.elements). Work that uses them is over."""
+        self._words.write(elements)
 
 
 class _QuantisedSink(Sink):
@@ -96,8 +96,8 @@ class _QuantisedSink(Sink):
         self._places = [(name, own.array, memory_of(own.array)) for own in (one.weight, one.scales)]
         self._made = np.zeros(one.extents, np.uint8), np.zeros(one.scales.extents, np.float32)
 
-    def prepare(self, shadow: NDArray[Any], check: Callable[[], None]) -> None:
-        values = shadow.view(np.float32)
+    def prepare(self, elements: NDArray[Any], check: Callable[[], None]) -> None:
+        values = elements.view(np.float32)
         for outer in np.ndindex(*values.shape[:-2]):
             for number, row in enumerate(range(0, values.shape[-2], self._one.block[0])):
                 check()
@@ -117,7 +117,7 @@ class _QuantisedSink(Sink):
         kinds = "float32", "float8_e4m3fn"
         cast_rows(kinds, divided.reshape(-1).view(np.uint8), columns, made.reshape(-1), columns, len(values), columns)
 
-    def commit(self, shadow: NDArray[Any]) -> None:
+    def commit(self, elements: NDArray[Any]) -> None:
         self._words.write(self._made[0])
         self._scales.write(self._made[1].view(self._scales.word))
 

@@ -54,14 +54,22 @@ def value(name: str, epoch: int) -> Any:
     return random(shape, WORDS.get(dtype, dtype), epoch)
 
 
-def whole(pair: Pair, here: str, there: str) -> None:
+def bytes_of(tensor: tensors.Tensor) -> bytes:
+    host = np.empty(tensor.nbytes, np.uint8)
+    if tensor.nbytes:
+        tensor.memory().copy_to(host)
+    return host.tobytes()
+
+
+def whole(pair: Pair, here: str, there: str, shadow: str) -> None:
     """Epochs, and a byte that changes outside update()."""
     held = {name: On(value(name, 1), dtype, here) for name, (_, dtype) in MODEL.items()}
     target = {name: On(value(name, 0), dtype, there) for name, (_, dtype) in MODEL.items()}
     given = {name: weights.part(one.array, dtype=MODEL[name][1]) for name, one in held.items()}
     into = {name: weights.part(one.array, dtype=MODEL[name][1]) for name, one in target.items()}
     with weights.publish(pair.source_ctx, given, epoch=1, name="model") as source:
-        plan = pair.plan(weights.lookup(pair.ctx, pair.peer, "model", timeout=20), into)
+        plan = pair.plan(weights.lookup(pair.ctx, pair.peer, "model", timeout=20), into, shadow=shadow)
+        assert plan.shadow.device == shadow
         for epoch in (1, 2):
             if epoch == 2:
                 with source.update(2):
@@ -70,6 +78,8 @@ def whole(pair: Pair, here: str, there: str) -> None:
             plan.pull(timeout=30).wait()
             for name, one in target.items():
                 assert one.bytes() == value(name, epoch - 1).tobytes(), (name, "before commit", here, there)
+            for name, one in plan.pulled()[1]:
+                assert bytes_of(one) == value(name, epoch).tobytes(), (name, "pulled", here, there, shadow)
             assert plan.commit() == epoch
             for name, one in target.items():
                 assert one.bytes() == value(name, epoch).tobytes(), (name, epoch, here, there)
@@ -82,9 +92,9 @@ def whole(pair: Pair, here: str, there: str) -> None:
         assert target["row"].bytes() == spoilt.tobytes()
 
 
-def pieces(pair: Pair, here: str, there: str) -> None:
+def pieces(pair: Pair, here: str, there: str, shadow: str) -> None:
     """Shards of another cut, casts, and blocks that are quantised."""
-    array, name = random((64, 333), np.uint16, 5), f"pieces {here} {there}"
+    array, name = random((64, 333), np.uint16, 5), f"pieces {here} {there} {shadow}"
     cut = [On(array[:, :100], "uint16", here), On(array[:, 100:], "uint16", here)]
     floats = numbers((9, 256), "float32")
     floats[0, :4] = 0
@@ -97,11 +107,16 @@ def pieces(pair: Pair, here: str, there: str) -> None:
     casts = {kind: On(np.zeros((9, 256), np.uint16), kind, there) for kind in ("bfloat16", "float16")}
     small, scales = On(np.zeros((9, 256), np.uint8), "float8_e4m3fn", there), On(np.zeros((1, 2), np.float32), "float32", there)
     x = [weights.part(halves[0].array, (64, 333)), weights.part(halves[1].array, (64, 333), (30, 0))]
-    pair.fill(source, {"x": x})
+    pair.fill(source, {"x": x}, shadow)
     assert halves[0].bytes() + halves[1].bytes() == array.tobytes()
     for kind, one in casts.items():
-        pair.fill(source, {"y": weights.part(one.array, dtype=kind)})
+        pair.fill(source, {"y": weights.part(one.array, dtype=kind)}, shadow)
         assert one.bytes() == cast(floats, "float32", kind).tobytes(), kind
+    columns(pair, here, there, shadow)
+    if shadow != "cpu":
+        quantised = {"y": weights.quantised(small.array, scales.array, dtype="float8_e4m3fn")}
+        refused(hmc.UnsupportedError, lambda: pair.plan(source, quantised, shadow=shadow))
+        return
     host = np.zeros((9, 256), np.uint8), np.zeros((1, 2), np.float32)
     pair.fill(source, {"y": weights.quantised(*host, dtype="float8_e4m3fn")})
     pair.fill(source, {"y": weights.quantised(small.array, scales.array, dtype="float8_e4m3fn")})
@@ -110,8 +125,27 @@ def pieces(pair: Pair, here: str, there: str) -> None:
     assert scales.bytes() == host[1].tobytes()
 
 
+def columns(pair: Pair, here: str, there: str, shadow: str) -> None:
+    """Columns that are cut within the chunks of digests, so that more is read and checked, as they are and cast."""
+    values = numbers((5, 4 * 1031), "float32")
+    source = pair.publish(
+        {"z": weights.part(On(values, "float32", here).array, dtype="float32")}, f"columns {here} {there} {shadow}"
+    )
+    for kind in ("float32", "bfloat16"):
+        word = np.uint32 if kind == "float32" else np.uint16
+        parts = [On(np.zeros((5, width), word), kind, there) for width in (1033, 4 * 1031 - 1033)]
+        into = [weights.part(one.array, values.shape, (0, at), kind) for one, at in zip(parts, (0, 1033), strict=True)]
+        for verify in (True, False):
+            pair.fill(source, {"z": into}, shadow, verify=verify)
+            wanted = values if kind == "float32" else cast(values, "float32", kind)
+            assert parts[0].bytes() == wanted[:, :1033].tobytes(), (kind, verify, here, there, shadow)
+            assert parts[1].bytes() == wanted[:, 1033:].tobytes(), (kind, verify, here, there, shadow)
+            for one in parts:
+                one.set(np.zeros(one.host.shape, word))
+
+
 def main(devices: list[str]) -> None:
-    _publish.TASK_BYTES = _cells.TASK_BYTES = 1 << 16  # several bands of digests, several tasks
+    _publish.TASK_BYTES = _cells.TASK_BYTES = _cells.DEVICE_TASK_BYTES = 1 << 16  # several bands of digests, several tasks
     for most in (1 << 10, 1 << 14, 1 << 30):  # bands are the whole shard, each byte once
         for extents, size in (((70_001,), 4), ((3, 9001), 2), ((130, 77), 1), ((1,), 8)):
             bands = list(Grid(extents, size).bands(most))
@@ -121,8 +155,9 @@ def main(devices: list[str]) -> None:
     for here, there in pairs:
         with contextlib.ExitStack() as end:
             pair = Pair(end)
-            whole(pair, here, there)
-            pieces(pair, here, there)
+            for shadow in dict.fromkeys(("cpu", there, devices[-1])):
+                whole(pair, here, there, shadow)
+                pieces(pair, here, there, shadow)
     print("pairs:", len(pairs))
 
 

@@ -28,11 +28,11 @@ class Pair:
         self.end.enter_context(weights.publish(self.source_ctx, tensors, name=name, **more))
         return weights.lookup(self.ctx, self.peer, name, timeout=60)
 
-    def plan(self, sources: Any, target: Any) -> weights.Plan:
-        return self.end.enter_context(weights.plan(sources, target))
+    def plan(self, sources: Any, target: Any, **more: Any) -> weights.Plan:
+        return self.end.enter_context(weights.plan(sources, target, **more))
 
-    def fill(self, sources: Any, target: Any, **more: Any) -> weights.Plan:
-        plan = self.plan(sources, target)
+    def fill(self, sources: Any, target: Any, shadow: str = "cpu", **more: Any) -> weights.Plan:
+        plan = self.plan(sources, target, shadow=shadow)
         plan.pull(timeout=20, **more).wait()
         plan.commit()
         return plan
