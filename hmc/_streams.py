@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -42,7 +43,7 @@ def wait_for(marks: Sequence[StreamMark], check: Callable[[], None]) -> None:
         while not mark.reached:
             check()
             if time.monotonic() - began < _BUSY:
-                time.sleep(0)  # lets other threads run
+                os.sched_yield()  # lets other threads run; time.sleep(0) takes 55 us from Python 3.11 on
                 continue
             time.sleep(pause)
             pause = min(2 * pause, _PAUSE)
