@@ -57,18 +57,18 @@ float fact_weight(std::int64_t fact) {
 std::size_t write_dispatch(const ExpertRoutes& routes, std::int64_t number, std::int64_t rank, std::span<std::int64_t> out) {
   const ExpertLayout& layout = routes.layout();
   const ExpertChoice& choice = routes.choice();
-  const auto pairs = routes.pairs_to(rank), counts = routes.counts_to(rank);
-  const auto width = static_cast<std::int64_t>(routes.width());
+  const auto tokens = routes.tokens_to(rank), counts = routes.counts_to(rank);
   out[0] = number;
-  out[1] = static_cast<std::int64_t>(pairs.size());
+  out[1] = static_cast<std::int64_t>(tokens.size());
   std::ranges::copy(counts, out.begin() + 2);
   std::size_t at = 2 + counts.size();
-  for (const std::int64_t pair : pairs) out[at++] = pair / width;
+  std::ranges::copy(tokens, out.begin() + static_cast<std::ptrdiff_t>(at));
+  at += tokens.size();
   if (!layout.once) return at;
   const std::int64_t first = layout.first_expert(rank), end = layout.first_expert(rank + 1);
   const auto facts = static_cast<std::size_t>(layout.facts());
-  for (const std::int64_t pair : pairs) {
-    const std::size_t row = static_cast<std::size_t>(pair / width) * choice.columns;
+  for (const std::int64_t token : tokens) {
+    const std::size_t row = static_cast<std::size_t>(token) * choice.columns;
     for (std::size_t k = 0; k < facts; ++k) {
       const std::int64_t expert = k < choice.columns ? choice.ids[row + k] : -1;
       const bool here = expert >= first && expert < end;

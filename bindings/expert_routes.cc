@@ -7,17 +7,16 @@
 namespace hmc::bindings {
 namespace {
 
-std::span<const std::int64_t> part(const std::vector<std::int64_t>& all, std::int64_t first, std::int64_t count) {
-  return std::span<const std::int64_t>(all).subspan(static_cast<std::size_t>(first), static_cast<std::size_t>(count));
+std::span<const std::int64_t> part(const std::vector<std::int64_t>& all, std::size_t first, std::size_t count) {
+  return std::span<const std::int64_t>(all).subspan(first, count);
 }
 
 Status check_experts(const ExpertLayout& layout, const ExpertChoice& choice) {
-  std::vector<std::int64_t> last(static_cast<std::size_t>(layout.experts), -1);  // by expert: the last token that chose it
-  for (std::size_t i = 0; i < choice.ids.size(); ++i) {
-    const std::int64_t expert = choice.ids[i];
-    if (expert < 0) continue;
-    const auto token = static_cast<std::int64_t>(i / choice.columns);
-    if (std::exchange(last[static_cast<std::size_t>(expert)], token) == token) {
+  std::vector<std::size_t> last(static_cast<std::size_t>(layout.experts), choice.tokens);  // by expert: the last token with it
+  for (std::size_t token = 0; token < choice.tokens; ++token) {
+    for (const std::int64_t expert : part(choice.ids, token * choice.columns, choice.columns)) {
+      if (expert < 0) continue;
+      if (std::exchange(last[static_cast<std::size_t>(expert)], token) != token) continue;
       return Status(Code::invalid_argument, "topk_ids[" + std::to_string(token) + "] has expert " + std::to_string(expert) +
                                                 " twice; a token goes to an expert once");
     }
@@ -62,20 +61,28 @@ void ExpertRoutes::sort() {
   starts_.assign(count + 1, 0);
   for (std::size_t i = 0; i < count; ++i) starts_[i + 1] = starts_[i] + counts_[i];
   pairs_.resize(static_cast<std::size_t>(starts_.back()));
+  tokens_.resize(pairs_.size());
   std::vector<std::int64_t> next(starts_.begin(), starts_.end() - 1);
-  for (std::size_t i = 0; i < destinations.size(); ++i) {
-    if (destinations[i] < 0) continue;
-    pairs_[static_cast<std::size_t>(next[static_cast<std::size_t>(destinations[i])]++)] = static_cast<std::int64_t>(i);
+  std::size_t pair = 0;
+  for (std::size_t token = 0; token < choice_.tokens; ++token) {
+    for (std::size_t k = 0; k < width_; ++k, ++pair) {
+      if (destinations[pair] < 0) continue;
+      const auto at = static_cast<std::size_t>(next[static_cast<std::size_t>(destinations[pair])]++);
+      pairs_[at] = static_cast<std::int64_t>(pair);
+      tokens_[at] = static_cast<std::int64_t>(token);
+    }
   }
 }
 
-std::span<const std::int64_t> ExpertRoutes::pairs_to(std::int64_t rank) const {
-  const std::int64_t first = starts_.at(static_cast<std::size_t>(layout_.first_destination(rank)));
-  return part(pairs_, first, starts_.at(static_cast<std::size_t>(layout_.first_destination(rank + 1))) - first);
+std::span<const std::int64_t> ExpertRoutes::of_rank(const std::vector<std::int64_t>& pairs, std::int64_t rank) const {
+  const auto first = static_cast<std::size_t>(starts_.at(static_cast<std::size_t>(layout_.first_destination(rank))));
+  const auto end = static_cast<std::size_t>(starts_.at(static_cast<std::size_t>(layout_.first_destination(rank + 1))));
+  return part(pairs, first, end - first);
 }
 
 std::span<const std::int64_t> ExpertRoutes::counts_to(std::int64_t rank) const {
-  return part(counts_, layout_.first_destination(rank), layout_.destinations_of(rank));
+  return part(counts_, static_cast<std::size_t>(layout_.first_destination(rank)),
+              static_cast<std::size_t>(layout_.destinations_of(rank)));
 }
 
 std::vector<std::uint8_t> ExpertRoutes::used(std::span<const std::uint8_t> missing) const {

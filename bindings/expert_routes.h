@@ -34,7 +34,9 @@ class ExpertRoutes {
   [[nodiscard]] const std::vector<float>& factors() const noexcept { return layout_.once ? ones_ : choice_.weights; }
 
   // The pairs for a rank, in the order of sending: token * width + number of the destination.
-  [[nodiscard]] std::span<const std::int64_t> pairs_to(std::int64_t rank) const;
+  [[nodiscard]] std::span<const std::int64_t> pairs_to(std::int64_t rank) const { return of_rank(pairs_, rank); }
+  // Their tokens.
+  [[nodiscard]] std::span<const std::int64_t> tokens_to(std::int64_t rank) const { return of_rank(tokens_, rank); }
   // Pairs by destination of the rank.
   [[nodiscard]] std::span<const std::int64_t> counts_to(std::int64_t rank) const;
   // By token and destination: 1 for a pair of a rank that is not among `missing`. Empty where all are 1.
@@ -46,13 +48,16 @@ class ExpertRoutes {
   ExpertRoutes(const ExpertLayout& layout, ExpertChoice choice) : layout_(layout), choice_(std::move(choice)) {}
   void find_ranks();
   void sort();
+  // `pairs`: a value for each pair, in the order of sending.
+  [[nodiscard]] std::span<const std::int64_t> of_rank(const std::vector<std::int64_t>& pairs, std::int64_t rank) const;
 
   ExpertLayout layout_;
   ExpertChoice choice_;
   std::size_t width_ = 0;
   std::vector<std::int64_t> ranks_;  // with `once`: destinations by token, ascending, -1 for none
   std::vector<float> ones_;
-  std::vector<std::int64_t> counts_, starts_, pairs_;  // by destination; starts_ has one more
+  std::vector<std::int64_t> counts_, starts_;  // by destination; starts_ has one more
+  std::vector<std::int64_t> pairs_, tokens_;   // by pair, in the order of sending
 };
 
 }  // namespace hmc::bindings
