@@ -126,6 +126,14 @@ ExpertCall::Ranks ExpertCall::came(const Ranks& ranks) const {
   return found;
 }
 
+ExpertCall::Ranks ExpertCall::not_got(const Ranks& ranks) const {
+  Ranks found;
+  for (const std::int64_t rank : ranks) {
+    if (!got(rank)) found.push_back(rank);
+  }
+  return found;
+}
+
 void ExpertCall::acknowledge(const Communicator& comm, const Ranks& ranks, std::uint64_t notification) {
   const Member& member = member_of(comm);
   for (const std::int64_t rank : ranks) {

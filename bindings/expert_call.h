@@ -68,6 +68,8 @@ class ExpertCall {
   // Starts the transfers from a rank that have not started. Without the GIL.
   Status get(const Member& member, std::int64_t rank, const Plan& plan);
   [[nodiscard]] bool got(std::int64_t rank) const { return at(rank).got; }
+  // Those of the ranks whose transfers have not started.
+  [[nodiscard]] Ranks not_got(const Ranks& ranks) const;
   [[nodiscard]] std::int64_t number() const noexcept { return number_; }
 
  private:
@@ -108,9 +110,10 @@ class ExpertDispatch final : public ExpertCall {
     check_alike(*routes_, *received_);
   }
 
-  // Starts to copy the rows of ranks whose memory `device` can load from; a wait() for this rank waits for them. get() takes the
-  // others.
-  void load(const py::object& device, const std::vector<Part>& parts, const std::vector<RemoteBuffer>& sources, const Ranks& ranks);
+  // Starts to copy the rows of ranks whose memory `device` can load from; a wait() for this rank waits for them. Returns the
+  // others, whose rows get() takes.
+  Ranks load(const py::object& device, const std::vector<Part>& parts, const std::vector<RemoteBuffer>& sources,
+             const Ranks& ranks);
   // Starts to get the rows of ranks. `sources`, `mapped`: by rank. A token that is not in mapped memory is transferred once, and
   // copies() makes its other rows.
   py::list get(const Communicator& comm, const std::vector<Part>& parts, const std::vector<RemoteBuffer>& sources,

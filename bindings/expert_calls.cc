@@ -77,6 +77,7 @@ Result<RowCopies> ExpertDispatch::copy(const Part& part, const std::vector<Loada
   const auto& [into, row_bytes, base] = part;
   auto* const to = static_cast<std::byte*>(into.memory().data());
   std::vector<RowCopy> copies;
+  copies.reserve(static_cast<std::size_t>(received_->rows()));
   for (const auto& [rank, memory] : sources) {
     const std::vector<std::int64_t> rows = received_->rows_of(rank);
     const std::vector<std::int64_t>& tokens = received_->tokens_of(rank);
@@ -89,8 +90,8 @@ Result<RowCopies> ExpertDispatch::copy(const Part& part, const std::vector<Loada
   return RowCopies::start(copies, row_bytes, by, std::move(keep));
 }
 
-void ExpertDispatch::load(const py::object& device, const std::vector<Part>& parts, const std::vector<RemoteBuffer>& sources,
-                          const Ranks& ranks) {
+ExpertCall::Ranks ExpertDispatch::load(const py::object& device, const std::vector<Part>& parts,
+                                       const std::vector<RemoteBuffer>& sources, const Ranks& ranks) {
   const Device by = device_of(device);
   const ReleasedGil nogil;
   std::vector<Loadable> there;
@@ -105,13 +106,14 @@ void ExpertDispatch::load(const py::object& device, const std::vector<Part>& par
   }
   for (const Part& part : parts) {
     Result<RowCopies> copies = copy(part, there, by);
-    if (!copies.ok()) return;  // get() says of which rank
+    if (!copies.ok()) return not_got(ranks);  // get() says of which rank
     loads_.push_back(std::move(*copies));
   }
   for (const Loadable& source : there) {
     skip(source.rank);
     loaded_.push_back(source.rank);
   }
+  return not_got(ranks);
 }
 
 Status ExpertDispatch::wait_for_loads(Deadline deadline) {

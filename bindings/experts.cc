@@ -217,8 +217,8 @@ void bind_experts(py::module_& module) {
       .def(py::init<std::shared_ptr<const ExpertRoutes>, std::shared_ptr<ExpertReceived>, std::int64_t, py::object, py::object>(),
            py::arg("routes"), py::arg("received"), py::arg("number"), py::arg("outbox"), py::arg("window"))
       .def("load", &ExpertDispatch::load, py::arg("device"), py::arg("parts"), py::arg("sources"), py::arg("ranks"),
-           "Starts to copy the rows of ranks whose memory the device can load from; a wait() for this rank waits for them. get() "
-           "takes the others.")
+           "Starts to copy the rows of ranks whose memory the device can load from; a wait() for this rank waits for them. Returns "
+           "the others, whose rows get() takes.")
       .def("get", &ExpertDispatch::get, py::arg("comm"), py::arg("parts"), py::arg("sources"), py::arg("mapped"), py::arg("ranks"),
            "Starts to get the rows of ranks. parts: (ConnBuffer, bytes of a row, offset of the first at the source).")
       .def(

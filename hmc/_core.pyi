@@ -1683,9 +1683,9 @@ class ExpertDispatch(ExpertCall):
         parts: collections.abc.Sequence[tuple[ConnBuffer, typing.SupportsInt, typing.SupportsInt]],
         sources: collections.abc.Sequence[RemoteBuffer],
         ranks: collections.abc.Sequence[typing.SupportsInt],
-    ) -> None:
+    ) -> list[int]:
         """
-        Starts to copy the rows of ranks whose memory the device can load from; a wait() for this rank waits for them. get() takes the others.
+        Starts to copy the rows of ranks whose memory the device can load from; a wait() for this rank waits for them. Returns the others, whose rows get() takes.
         """
 
 class ExpertLayout:

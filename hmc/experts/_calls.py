@@ -200,8 +200,10 @@ class Dispatch(Call):
     def get(self, ranks: list[int], deadline: Deadline) -> Failures:
         fabric = self.fabric
         if fabric.device != "cpu":
-            self._steps.load(fabric.device, self._parts, fabric.stagings, ranks)
+            ranks = self._steps.load(fabric.device, self._parts, fabric.stagings, ranks)
             self._x2 = self._views()  # while the device copies
+        if not ranks:
+            return []
         return self._steps.get(fabric.comm, self._parts, fabric.stagings, fabric.mapped, ranks)
 
     def _views(self) -> list[Any]:
