@@ -81,7 +81,7 @@ class Call(ABC):
         ranks = self.fabric.peers.alive_of(self._ranks)
         self.announce(ranks)
         self._steps.write(ranks)
-        self._check(self._late_of(self._put_headers(ranks)), deadline)
+        self._settle(self._put_headers(ranks), deadline)
 
     def _put_headers(self, ranks: list[int]) -> Failures:
         return self._steps.send(self.fabric.comm, self.fabric.outbox, self.fabric.windows, ranks)
@@ -89,7 +89,8 @@ class Call(ABC):
     def _collect(self, deadline: Deadline) -> None:
         peers = self.fabric.peers
         late = self._late_of(self._steps.take(self.fabric.comm, peers.alive_of(self._ranks), deadline.left()))
-        self._read([rank for rank in peers.alive_of(self._ranks) if rank not in late])
+        ranks = peers.alive_of(self._ranks)
+        self._read([rank for rank in ranks if rank not in late] if late else ranks)
         self._check(late, deadline)
 
     def _read(self, ranks: list[int]) -> None:
@@ -104,10 +105,15 @@ class Call(ABC):
             error = None  # its traceback references this frame, and the frame the call's rows
 
     def _get(self, ranks: list[int], deadline: Deadline) -> None:
-        self._check(self._late_of(self.get(ranks, deadline)), deadline)
+        self._settle(self.get(ranks, deadline), deadline)
 
     def _await(self, ranks: list[int], deadline: Deadline) -> None:
-        self._check(self._late_of(self._steps.wait(ranks, deadline.left()), drops=True), deadline)
+        self._settle(self._steps.wait(ranks, deadline.left()), deadline, drops=True)
+
+    def _settle(self, failures: Failures, deadline: Deadline, drops: bool = False) -> None:
+        """As _late_of() does. HmcTimeoutError names the late ranks."""
+        if failures:
+            self._check(self._late_of(failures, drops), deadline)
 
     def _late_of(self, failures: Failures, drops: bool = False) -> list[int]:
         """Whose step timed out. Loses the ranks that are gone; raises the error of another one.
@@ -131,20 +137,18 @@ class Call(ABC):
 
     def _check_not_masked(self) -> None:
         """PeerLostError. A rank that masked this one may have ended since, and then looks like one that died."""
-        peers = self.fabric.peers
-        self._steps.check_not_masked([rank for rank in range(peers.size) if rank not in peers.masked])
+        self._steps.check_not_masked(self.fabric.peers.unmasked)
 
     def _check(self, late: list[int], deadline: Deadline) -> None:
+        if not late:
+            return
         others = [rank for rank in late if rank != self.fabric.peers.rank]
         if others:
             raise HmcTimeoutError(
                 f"{self.name}: {names(others)} did not answer within {deadline.timeout} s: "
                 "resume() waits on, mask(rank) goes on without a rank"
             )
-        if late:
-            raise HmcTimeoutError(
-                f"{self.name}: this rank's own rows were not there within {deadline.timeout} s: resume() waits on"
-            )
+        raise HmcTimeoutError(f"{self.name}: this rank's own rows were not there within {deadline.timeout} s: resume() waits on")
 
     def drain(self, deadline: Deadline) -> None:
         """After :meth:`withdraw`: waits until the device has finished this call's copies. HmcTimeoutError."""
@@ -208,9 +212,9 @@ class Dispatch(Call):
 
     def _views(self) -> list[Any]:
         """x2 and its scales. Where rows lie on the CPU and x on a device, these are copies: the rows must have arrived."""
-        shape = self.fabric.shape
-        kinds = [(shape.dtype, shape.hidden), ("float32", shape.scale_bytes // 4)]
-        return [self.handle._like.view(area, *kind) for area, kind in zip(self._areas, kinds, strict=False)]
+        shape, view = self.fabric.shape, self.handle._like.view
+        x2 = view(self._areas[0], shape.dtype, shape.hidden)
+        return [x2, view(self._areas[1], "float32", shape.scale_bytes // 4)] if shape.scaled else [x2]
 
     def targets(self) -> list[Growing]:
         return [self.fabric.rows[self.number % SLOTS], self.fabric.scales[self.number % SLOTS]]

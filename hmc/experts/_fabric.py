@@ -145,7 +145,7 @@ class Fabric:
         """Goes on without a rank that lives."""
         self.peers.release(rank, READ)
         self.say(rank, MASKED)
-        self.peers.masked.add(rank)
+        self.peers.mask(rank)
         self.peers.lose(rank)
 
     # ---- rows ----

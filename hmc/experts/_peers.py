@@ -27,9 +27,10 @@ class Peers:
         self.comm = comm
         self.rank = comm.rank
         self.size = comm.size
-        self._alive = [True] * comm.size
-        #: Ranks that this one goes on without, although they live.
-        self.masked: set[int] = set()
+        self._from_here = [*range(comm.rank, comm.size), *range(comm.rank)]
+        self._lost: set[int] = set()
+        #: Ranks but those that this one goes on without, although they live.
+        self.unmasked = list(range(comm.size))
         #: By rank: number of combine headers sent to it, each of which it acknowledges, and the call of the last one.
         self.served = [(0, -1)] * comm.size
         #: By rank: the calls for which it expects an acknowledgement of this rank.
@@ -37,25 +38,28 @@ class Peers:
 
     def alive(self) -> tuple[bool, ...]:
         """By rank. What the Communicator has found out by itself counts too."""
-        for rank in self.comm.lost:
-            self._alive[rank] = False
-        return tuple(self._alive)
+        self._lost.update(self.comm.lost)
+        return tuple(map(self.is_alive, range(self.size)))
 
     def is_alive(self, rank: int) -> bool:
-        return self._alive[rank]
+        return rank not in self._lost
 
     def alive_of(self, ranks: Iterable[int]) -> list[int]:
-        """Those of the ranks that are alive."""
-        alive = self._alive
-        return [rank for rank in ranks if alive[rank]]
+        """Those of the ranks that are alive, in a new list."""
+        lost = self._lost
+        return [rank for rank in ranks if rank not in lost] if lost else [*ranks]
 
     def living(self) -> list[int]:
         """This rank and those after it first: ranks do not all begin with the same one."""
-        return self.alive_of([*range(self.rank, self.size), *range(self.rank)])
+        return self.alive_of(self._from_here)
 
     def lose(self, rank: int) -> None:
         """The rank takes no further part."""
-        self._alive[rank] = False
+        self._lost.add(rank)
+
+    def mask(self, rank: int) -> None:
+        """This one goes on without the rank, although it lives. Again: does nothing."""
+        self.unmasked = [other for other in self.unmasked if other != rank]
 
     def serve(self, rank: int, number: int) -> None:
         """A combine header for a call goes to a rank. Again for the same call: does nothing."""
@@ -99,7 +103,7 @@ class Peers:
 
     def notify(self, rank: int, number: int, sent: list[Any]) -> None:
         """Without waiting for a rank that is stopped: it then gets none. ``sent``: not empty once it was sent."""
-        if self._alive[rank] and not sent:
+        if rank not in self._lost and not sent:
             with contextlib.suppress(HmcError):
                 record(sent, partial(self.comm.notify, rank, timeout=0), number)
 
