@@ -66,8 +66,9 @@ class Rows:
         self.what = what
         self.count = shape[0]
         self.row_bytes = columns * _dtypes.size_of(dtype)
-        self.like: Like = _like_of(array, found, counts)
-        self.array = plain(array) if is_torch(array) else array
+        self.of_torch = is_torch(array)
+        self.like: Like = _Torch(array.device, counts) if self.of_torch else _like_of(array, found, counts)
+        self.array = plain(array) if self.of_torch else array
         self._counts = counts
         self._source: _Source | None = None
 
@@ -76,7 +77,7 @@ class Rows:
 
         ``made``: what ``like`` has made since. torch makes it on that stream, so that what is queued before it includes the rows.
         """
-        behind = made.queued if made is not None and is_torch(self.array) else []
+        behind = made.queued if made is not None and self.of_torch else []
         self._source = _source_of(self.array, self.row_bytes, behind)
 
     def copy_to(self, area: Area, deadline: Deadline, after: str) -> None:
@@ -91,12 +92,15 @@ class Rows:
         assert self._source is not None
         source, marks = self._source
         wait(self.what, marks, deadline, after)
-        if source.address != area.memory.address or source.device != area.memory.device:
-            self._counts.copy(area.memory, source)
+        target = area.memory
+        if source.address != target.address or source.device != target.device:
+            self._counts.copy(target, source)
 
 
 def wait(what: str, marks: list[_core.StreamMark], deadline: Deadline, after: str) -> None:
-    """For what is queued on streams. HmcTimeoutError says ``what`` is queued and what to do ``after`` it."""
+    """For what is queued on streams, and empties ``marks``. HmcTimeoutError says ``what`` is queued and what to do ``after`` it."""
+    if not marks:
+        return
     began = time.monotonic()
 
     def check() -> None:
@@ -104,6 +108,7 @@ def wait(what: str, marks: list[_core.StreamMark], deadline: Deadline, after: st
             raise HmcTimeoutError(f"{what}: its stream has not come so far within {deadline.timeout} s: {after}")
 
     wait_for(marks, check)
+    marks.clear()
 
 
 def is_torch(array: Any) -> bool:
@@ -162,8 +167,7 @@ def marked(array: Any) -> _Source:
 
 
 def _like_of(array: Any, dtype: str, counts: Counts) -> Like:
-    if is_torch(array):
-        return _Torch(array.device, counts)
+    """``array``: none of torch."""
     if isinstance(array, np.ndarray):
         return _Numpy(dtype in _BITS.values())
     device = array.device if isinstance(array, tensors.Tensor) else _core.Memory.from_array(array).device
@@ -183,7 +187,7 @@ class _Numpy:
         return np.dtype(_BITS.get(dtype, dtype))
 
     def view(self, rows: Area, dtype: str, columns: int) -> Any:
-        if rows.memory.device != "cpu":
+        if not rows.on_cpu:
             return _tensor(rows, dtype, columns)
         return rows.bytes().view(self._type(dtype)).reshape(-1, columns)
 
@@ -199,7 +203,7 @@ class _Torch:
 
     def view(self, rows: Area, dtype: str, columns: int) -> Any:
         found = rows.torch(_dtypes.torch_type(dtype), columns)
-        if rows.memory.device != "cpu" or self._device.type == "cpu":
+        if not rows.on_cpu or self._device.type == "cpu":
             return found
         self._counts.add("bytes_staged", rows.memory.nbytes)
         return found.to(self._device)
@@ -220,7 +224,7 @@ class _Tensors:
         self._counts = counts
 
     def view(self, rows: Area, dtype: str, columns: int) -> Any:
-        if self._device == "cpu" or rows.memory.device != "cpu":
+        if self._device == "cpu" or not rows.on_cpu:
             return _tensor(rows, dtype, columns)
         copy = self.empty(rows.count, dtype, columns)
         self._counts.copy(copy.memory, rows.memory)

@@ -130,7 +130,7 @@ def _in_order(array: Any) -> Any:
 
 
 def _on_stream(rows: Rows, area: Area) -> bool:
-    return rows.count > 0 and area.memory.device != "cpu" and _on_device(rows.array)
+    return rows.count > 0 and not area.on_cpu and _on_device(rows.array)
 
 
 def _on_device(array: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from hmc._arguments import flag, whole
@@ -65,22 +66,22 @@ class Shape:
             raise InvalidArgumentError(f"experts.Buffer: hidden is {shape.hidden}; rows of fp8 have a multiple of {SCALED} columns")
         return shape
 
-    @property
+    @cached_property
     def scaled(self) -> bool:
         """Whether dispatched rows have scales."""
         return self.dtype == "float8_e4m3fn"
 
-    @property
+    @cached_property
     def row_bytes(self) -> int:
         """Of a dispatched row, without scales."""
         return self.hidden * _dtypes.size_of(self.dtype)
 
-    @property
+    @cached_property
     def scale_bytes(self) -> int:
         """Of the scales of a dispatched row; 0: none."""
         return 4 * (self.hidden // SCALED) if self.scaled else 0
 
-    @property
+    @cached_property
     def result_bytes(self) -> int:
         """Of a row of results."""
         return self.hidden * _dtypes.size_of(self.combine_dtype)

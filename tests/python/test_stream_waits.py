@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from hmc import _streams
+from hmc._deadline import Deadline
+from hmc.errors import HmcTimeoutError
+from hmc.experts import _arrays
 
 
 class Mark:
@@ -56,3 +59,18 @@ def test_what_the_check_raises_ends_the_wait() -> None:
     with pytest.raises(InterruptedError):
         _streams.wait_for(marks, check)
     assert marks[1].looks == 99
+
+
+def test_a_call_looks_no_more_at_a_mark_that_was_reached() -> None:
+    marks: Any = [Mark(1)]
+    for _ in range(2):
+        _arrays.wait("x", marks, Deadline(20), "call again")
+        assert marks == []
+
+
+def test_a_mark_that_was_not_reached_in_time_stays() -> None:
+    late = Mark(10**9)
+    marks: Any = [late]
+    with pytest.raises(HmcTimeoutError, match=r"x: its stream .* call again"):
+        _arrays.wait("x", marks, Deadline(0), "call again")
+    assert marks == [late]
