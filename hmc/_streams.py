@@ -43,7 +43,7 @@ def wait_for(marks: Sequence[StreamMark], check: Callable[[], None]) -> None:
         while not mark.reached:
             check()
             if time.monotonic() - began < _BUSY:
-                os.sched_yield()  # lets other threads run; time.sleep(0) takes 55 us from Python 3.11 on
+                os.sched_yield()  # lets others run; time.sleep(0) takes 55 us from Python 3.11 on
                 continue
             time.sleep(pause)
             pause = min(2 * pause, _PAUSE)

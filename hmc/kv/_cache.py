@@ -22,12 +22,12 @@ from hmc._arguments import text
 from hmc._core import ConnBuffer, Context, Memory, StreamMark
 from hmc._deadline import Deadline
 from hmc._process import start_thread
+from hmc._scratch import Scratch
 from hmc._streams import queued
 from hmc.errors import InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from hmc.kv import _moves
 from hmc.kv._counters import Counters
 from hmc.kv._moves import Chunk, Piece, Side, pieces
-from hmc.kv._remote import Scratch
 from hmc.layout import Layout
 from hmc.tensors import Tensor
 from hmc.tensors._register import is_dense

@@ -15,6 +15,7 @@ from hmc._arguments import flag, text, whole
 from hmc._core import ConnBuffer, Context, Peer
 from hmc._deadline import Deadline
 from hmc._process import Owned
+from hmc._scratch import Scratch
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError
 from hmc.kv._blocks import Blocks, Use, Used, numbers
 from hmc.kv._cache import Cache, layout_of
@@ -25,7 +26,7 @@ from hmc.kv._moves import check_tokens, side
 from hmc.kv._pull import Pull
 from hmc.kv._push import Push
 from hmc.kv._receive import Inbox
-from hmc.kv._remote import RemotePool, Scratch
+from hmc.kv._remote import RemotePool
 from hmc.kv._transfer import Transfer, Transfers
 from hmc.kv._wire import INBOX, LEASE, MAX_BLOCKS, MAX_TOKENS, Description, Ticket
 from hmc.layout import Layout

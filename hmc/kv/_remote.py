@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hmc._core import Context, Descriptor, Peer, RemoteBuffer, Work
-from hmc._deadline import Deadline
+from hmc._core import Descriptor, Peer, RemoteBuffer, Work
+from hmc._scratch import Scratch
 from hmc.errors import HmcError, HmcTimeoutError, InvalidArgumentError, LeaseExpiredError, ProtocolError, StaleBufferError
 from hmc.kv._leases import SLOT_WORDS, SLOTS
 from hmc.kv._wire import MAX_DESCRIPTION, Description, Ticket
@@ -19,60 +18,11 @@ from hmc.kv._wire import MAX_DESCRIPTION, Description, Ticket
 if TYPE_CHECKING:
     from hmc.kv._transfer import Transfer
 
-__all__ = ["END_WORD", "SLICE", "RemotePool", "Scratch", "drained", "end_lease", "finish"]
+__all__ = ["END_WORD", "SLICE", "RemotePool", "drained", "end_lease", "finish"]
 
 END_WORD = 2  # of a lease's slot: its reader writes the generation there when it has finished
 
 SLICE = 0.05  # seconds of a wait, between looks whether the transfer is cancelled
-
-_SPARE = 8
-_SPARE_LARGE = 2  # of at least 16 MiB
-
-
-class Scratch:
-    """Registered memory of the CPU and of devices that transfers use in turn. Any thread."""
-
-    def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
-        self._lock = threading.Lock()
-        self._spare: dict[tuple[str, int], list[Any]] = {}
-        self._closed = False
-
-    def take(self, nbytes: int, device: str = "cpu") -> Any:
-        size = 4096
-        while size < nbytes:
-            size *= 2
-        with self._lock:
-            spare = self._spare.get((device, size))
-            if spare and not self._closed:
-                return spare.pop()
-        return self._ctx.buffer(size, device, access="rw")
-
-    def give(self, buffer: Any) -> None:
-        """Takes back what nothing uses any more. Any thread, that of a callback too: does not wait."""
-        with self._lock:
-            spare = self._spare.setdefault((buffer.device, buffer.nbytes), [])
-            if len(spare) < (_SPARE if buffer.nbytes < 16 << 20 else _SPARE_LARGE) and not self._closed:
-                spare.append(buffer)
-                return
-        with contextlib.suppress(HmcError):  # the Context is closed
-            buffer.close(timeout=0)
-
-    @property
-    def spare(self) -> int:
-        """Buffers that wait for their next use: at most 8 of a size and a device, 2 of large ones."""
-        with self._lock:
-            return sum(len(buffers) for buffers in self._spare.values())
-
-    def close(self, deadline: Deadline) -> None:
-        """Closes the buffers that are not in use. HmcTimeoutError: call it again. Idempotent."""
-        with self._lock:
-            self._closed = True
-            spare = [buffer for buffers in self._spare.values() for buffer in buffers]
-        for buffer in spare:
-            buffer.close(timeout=deadline.left())
-        with self._lock:
-            self._spare = {}
 
 
 def finish(work: Work, transfer: Transfer, tick: Callable[[], None] | None = None, pause: float = SLICE) -> None:

@@ -13,6 +13,7 @@ from hmc._core import ConnBuffer
 from hmc._deadline import Deadline
 from hmc._interrupts import take
 from hmc._process import Owned
+from hmc._scratch import Scratch
 from hmc._streams import queued, wait_for
 from hmc._threaded import Cancel
 from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError, UnsupportedError
@@ -46,6 +47,7 @@ class Plan(Owned):
         self.sources = list(sources)
         if len({id(source.ctx) for source in self.sources}) != 1:
             raise InvalidArgumentError(f"{len(self.sources)} sources: pass one or more that were looked up with one Context")
+        self.scratch = Scratch(self.sources[0].ctx)
         self._lock = threading.Lock()
         self._holder: int | None = None  # the thread in `_alone`
         self._pull: Pull | None = None
@@ -286,6 +288,8 @@ class Plan(Owned):
         if (shadow := self._shadow) is not None:
             with contextlib.suppress(ClosedError):
                 shadow.close(timeout=deadline.left())
+        with contextlib.suppress(ClosedError):
+            self.scratch.close(deadline)
         self._moves.clear()
         self._sinks.clear()
         self._shadow = None  # the memory is freed with the last reference to it

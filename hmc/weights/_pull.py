@@ -7,16 +7,18 @@ import os
 import threading
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 from hmc._core import ConnBuffer, Work
 from hmc._deadline import Deadline
+from hmc._scratch import Scratch
 from hmc._threaded import Cancel
 from hmc.errors import EpochChangedError, HmcCancelledError, HmcError, HmcTimeoutError, OutOfMemoryError
 from hmc.weights._cells import Cell, Task
 from hmc.weights._manifest import STATE_BYTES
 from hmc.weights._moves import Move
-from hmc.weights._remote import LOST, Source, release, scratch
+from hmc.weights._remote import LOST, Source, release
 
 __all__ = ["Limits", "run"]
 
@@ -29,6 +31,8 @@ class Planned(Protocol):
 
     sources: list[Source]
     tasks: list[Task]
+
+    scratch: Scratch
 
     @property
     def shadow(self) -> ConnBuffer: ...
@@ -158,17 +162,59 @@ class Flight:
             at += -(-move.staged_bytes // 64) * 64
 
 
-class Worker:
-    """Reads from one source."""
+@contextlib.contextmanager
+def _borrowed(memory: Scratch, nbytes: int) -> Iterator[ConnBuffer]:
+    """Memory for short reads. After an error, when a peer may still write into it, nobody uses it again."""
+    buffer = memory.take(nbytes)
+    try:
+        yield buffer
+    except BaseException:
+        release(buffer)
+        raise
+    memory.give(buffer)
 
-    def __init__(self, plan: Planned, number: int, generation: int, board: Board, limits: Limits, verify: bool) -> None:
+
+class Tables:
+    """The digests of a source, which the first of its workers reads. Any thread."""
+
+    def __init__(self, source: Source, memory: Scratch) -> None:
+        self._source = source
+        self._memory = memory
+        self._lock = threading.Lock()
+        self._buffer: ConnBuffer | None = None
+        self._found: Any = None
+
+    def get(self, limits: Limits) -> Any:
+        with self._lock:
+            if self._buffer is None:
+                buffer = self._memory.take(self._source.table_bytes)
+                try:
+                    self._found = self._source.tables(buffer, limits.finish)
+                except BaseException:
+                    release(buffer)
+                    raise
+                self._buffer = buffer
+            return self._found
+
+    def end(self) -> None:
+        """No worker uses them any more."""
+        if self._buffer is not None:
+            self._found = None
+            self._memory.give(self._buffer)
+
+
+class Worker:
+    """Reads from one source. ``tables``: of the digests that are verified; None: none are."""
+
+    def __init__(self, plan: Planned, number: int, generation: int, board: Board, limits: Limits, tables: Tables | None) -> None:
         self.plan = plan
         self.number = number
         self.source: Source = plan.sources[number]
         self.generation = generation
         self.board = board
         self.limits = limits
-        self.verify = verify
+        self.verify = tables is not None
+        self._tables = tables
         self.tables: Any = None
         self.flights: deque[Flight] = deque()
         self.stages: list[ConnBuffer] = []
@@ -176,7 +222,7 @@ class Worker:
 
     def main(self) -> None:
         try:
-            with scratch(self.source.ctx, STATE_BYTES) as words:
+            with _borrowed(self.plan.scratch, STATE_BYTES) as words:
                 self._run(words)
         except (*LOST, EpochChangedError) as error:
             self._drain()
@@ -189,10 +235,11 @@ class Worker:
                 release(buffer)
             self.stages.clear()
             self.flights.clear()
+            self.tables = None
 
     def _run(self, words: ConnBuffer) -> None:
-        if self.verify:
-            self.tables = self.source.tables(self.limits.finish)
+        if self._tables is not None:
+            self.tables = self._tables.get(self.limits)
             self._same_epoch(words)
         self._read(words)
 
@@ -267,7 +314,7 @@ def _start(plan: Planned, epoch: int | None, limits: Limits) -> Start:
     lost: dict[int, BaseException] = {}
     states: dict[int, tuple[int, int]] = {}
     pause = 0.001
-    with scratch(plan.sources[0].ctx, STATE_BYTES) as words:
+    with _borrowed(plan.scratch, STATE_BYTES) as words:
         try:
             while True:
                 _look(plan, words, limits, states, lost)
@@ -324,7 +371,8 @@ def run(plan: Planned, verify: bool, epoch: int | None, limits: Limits) -> int:
     board = Board(plan.tasks, set(start.generations), limits)
     required = list(start.generations)
     doubled = [number for number in required if _takes_two(plan.sources[number], len(required))]
-    workers = [Worker(plan, number, start.generations[number], board, limits, verify) for number in required + doubled]
+    tables = {number: Tables(plan.sources[number], plan.scratch) for number in required} if verify else {}
+    workers = [Worker(plan, number, start.generations[number], board, limits, tables.get(number)) for number in required + doubled]
     threads = [threading.Thread(target=worker.main, name="hmc.weights source", daemon=True) for worker in workers[1:]]
     started = []
     try:
@@ -337,6 +385,8 @@ def run(plan: Planned, verify: bool, epoch: int | None, limits: Limits) -> int:
     workers[0].main()
     for thread in started:
         thread.join()
+    for read in tables.values():
+        read.end()
     error, board.error = board.error, None
     try:
         if error is not None:

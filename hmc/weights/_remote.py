@@ -106,13 +106,17 @@ class Source:
             raise ProtocolError(f"peer {self.peer.name} says epoch {epoch}")
         return generation, epoch
 
-    def tables(self, finish: Callable[[Work], None]) -> Any:
-        """Digests of all shards, one behind the other."""
-        if self._table.nbytes == 0:
-            return np.zeros(0, np.uint64)
-        with scratch(self.ctx, self._table.nbytes) as buffer:
-            finish(self.peer.get(buffer, self._table))
-            return buffer.numpy(np.uint64).copy()
+    @property
+    def table_bytes(self) -> int:
+        """Of the digests of all shards."""
+        return self._table.nbytes
+
+    def tables(self, buffer: ConnBuffer, finish: Callable[[Work], None]) -> Any:
+        """Digests of all shards, one behind the other, in ``buffer``, which has ``table_bytes`` or more."""
+        nbytes = self._table.nbytes
+        if nbytes:
+            finish(self.peer.get(buffer[:nbytes], self._table))
+        return buffer.numpy()[:nbytes].view(np.uint64)
 
     def table_of(self, tables: Any, shard: Shard) -> Any:
         """One shard's digests, of shape (chunks, rows)."""

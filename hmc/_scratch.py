@@ -1,0 +1,62 @@
+"""Registered memory for short use."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+from hmc._core import Context
+from hmc._deadline import Deadline
+from hmc.errors import HmcError
+
+__all__ = ["Scratch"]
+
+_SPARE = 8
+_SPARE_LARGE = 2  # of at least 16 MiB
+
+
+class Scratch:
+    """Registered memory of the CPU and of devices that transfers use in turn. Any thread."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._lock = threading.Lock()
+        self._spare: dict[tuple[str, int], list[Any]] = {}
+        self._closed = False
+
+    def take(self, nbytes: int, device: str = "cpu") -> Any:
+        size = 4096
+        while size < nbytes:
+            size *= 2
+        with self._lock:
+            spare = self._spare.get((device, size))
+            if spare and not self._closed:
+                return spare.pop()
+        return self._ctx.buffer(size, device, access="rw")
+
+    def give(self, buffer: Any) -> None:
+        """Takes back what nothing uses any more. Any thread, that of a callback too: does not wait."""
+        with self._lock:
+            spare = self._spare.setdefault((buffer.device, buffer.nbytes), [])
+            if len(spare) < (_SPARE if buffer.nbytes < 16 << 20 else _SPARE_LARGE) and not self._closed:
+                spare.append(buffer)
+                return
+        with contextlib.suppress(HmcError):  # the Context is closed
+            buffer.close(timeout=0)
+
+    @property
+    def spare(self) -> int:
+        """Buffers that wait for their next use: at most 8 of a size and a device, 2 of large ones."""
+        with self._lock:
+            return sum(len(buffers) for buffers in self._spare.values())
+
+    def close(self, deadline: Deadline) -> None:
+        """Closes the buffers that are not in use. HmcTimeoutError: call it again. Idempotent."""
+        with self._lock:
+            self._closed = True
+            spare = [buffer for buffers in self._spare.values() for buffer in buffers]
+        for buffer in spare:
+            buffer.close(timeout=deadline.left())
+        with self._lock:
+            self._spare = {}
