@@ -65,6 +65,28 @@ def test_tasks_of_rising_sizes_share_their_stage(pair: Pair, monkeypatch: pytest
     assert max(counts) == 0
 
 
+def test_pulls_share_their_short_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cells, "TASK_BYTES", 1 << 12)
+    monkeypatch.setattr(_pull, "_takes_two", lambda *_: True)
+    source = pair.publish({"x": np.arange(100_000, dtype=np.float32)})
+    read, digests = weights.Source.tables, []
+
+    def counted(self: weights.Source, buffer: hmc.ConnBuffer, finish: Any) -> Any:
+        digests.append(buffer)
+        return read(self, buffer, finish)
+
+    monkeypatch.setattr(weights.Source, "tables", counted)
+    target = np.zeros(100_000, np.float32)
+    with weights.plan(source, {"x": target}) as plan:
+        for pulls in (1, 2, 3):
+            plan.pull(timeout=20).wait()
+            assert len(digests) == pulls, "the two workers read them once"
+            assert 0 < plan.scratch.spare <= 3, "of the two workers, and the digests"
+        plan.commit()
+    assert plan.scratch.spare == 0
+    assert np.array_equal(target, np.arange(100_000, dtype=np.float32))
+
+
 @pytest.mark.parametrize("kind", [hmc.DeviceError, KeyboardInterrupt])
 def test_a_commit_that_raises_keeps_no_memory(pair: Pair, monkeypatch: pytest.MonkeyPatch, kind: type[BaseException]) -> None:
     plan, commit, calls = weights.plan(pair.publish({"x": np.ones(5)}), {"x": np.zeros(5)}), _sinks.Sink.commit, []
