@@ -1,63 +1,16 @@
 #include "collective/device_reducer.h"
 
 #include <algorithm>
-#include <atomic>
 #include <bit>
 #include <mutex>
 #include <utility>
 
 #include "base/fork.h"
-#include "base/pollable.h"
+#include "collective/device_works.h"
 #include "device/runtime.h"
 
 namespace hmc {
 namespace {
-
-// Runtimes serve every Context of the process: another Context's thread, without our engine lock, may be the one that completes a
-// reduction.
-class Flag final : public Completion {
- public:
-  void complete(Status status) noexcept override {
-    status_ = std::move(status);
-    over_.store(true, std::memory_order_release);
-  }
-  [[nodiscard]] bool over() const noexcept { return over_.load(std::memory_order_acquire); }
-  [[nodiscard]] Status& status() noexcept { return status_; }
-
- private:
-  Status status_;
-  std::atomic<bool> over_{false};
-};
-
-class DeviceWork final : public WorkState, private Pollable {
- public:
-  DeviceWork(std::shared_ptr<Engine> engine, DeviceRuntime& runtime) noexcept : WorkState(std::move(engine)), runtime_(runtime) {}
-  void start(const std::function<Status(Completion* done)>& start) {
-    accepted();
-    if (Status status = start(&flag_); !status.ok()) return complete(std::move(status));
-    engine()->add(*this);
-    engine()->kick();
-  }
-
- private:
-  bool poll() override {
-    if (!flag_.over()) runtime_.poll();
-    if (!flag_.over()) return false;
-    const auto self = shared_from_this();
-    engine()->remove(*this);
-    complete(std::move(flag_.status()));
-    return true;
-  }
-  bool arm() override { return false; }
-  void released() noexcept override {
-    if (!runtime_.compute().keeps_memory()) return;
-    const auto release = [&runtime = runtime_](const void*) { runtime.compute().release_memory(); };
-    engine()->retire(std::shared_ptr<const void>(&runtime_, release));  // without the lock
-  }
-
-  DeviceRuntime& runtime_;
-  Flag flag_;
-};
 
 // Scratch memory that no collective uses now.
 constexpr std::size_t most_kept = std::size_t{256} << 20;  // bytes of all devices together
@@ -88,13 +41,6 @@ std::shared_ptr<WorkState> reduce_on_device(const std::shared_ptr<Engine>& engin
   if (!runtime.ok()) return completed_work(engine, runtime.status());
   const ReductionOp op{{target, bytes, device}, sources, step, {after[0].get(), after[1].get()}};
   return work_on_device(engine, **runtime, [&](Completion* done) { return (*runtime)->compute().reduce(op, done); });
-}
-
-std::shared_ptr<WorkState> work_on_device(const std::shared_ptr<Engine>& engine, DeviceRuntime& runtime,
-                                          const std::function<Status(Completion* done)>& start) {
-  const auto work = std::make_shared<DeviceWork>(engine, runtime);
-  work->start(start);
-  return work;
 }
 
 Result<std::unique_ptr<DeviceScratch>> DeviceScratch::take(const Device& device, std::size_t bytes) {

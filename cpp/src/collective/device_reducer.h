@@ -3,7 +3,6 @@
 
 #include <array>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <vector>
 
@@ -23,11 +22,6 @@ namespace hmc {
 std::shared_ptr<WorkState> reduce_on_device(const std::shared_ptr<Engine>& engine, const Device& device, void* target,
                                             const std::vector<const void*>& sources, std::size_t bytes, const ReduceStep& step,
                                             const std::array<std::shared_ptr<StreamPoint>, 2>& after);
-
-// Engine lock held. What `start` starts on a device of `runtime`: it has a Completion for DeviceRuntime::copy() or its like. The
-// Work ends as that does, or with the error of `start`. It cannot be cancelled.
-std::shared_ptr<WorkState> work_on_device(const std::shared_ptr<Engine>& engine, DeviceRuntime& runtime,
-                                          const std::function<Status(Completion* done)>& start);
 
 // Scratch memory on a device. Destruction gives it back for the next collective: a device allocates and frees slowly, and waits for
 // all its work while it does. Any thread, any lock.

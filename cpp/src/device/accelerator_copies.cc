@@ -136,9 +136,8 @@ bool AcceleratorCopies::poll() {
     if (each->pending.load(std::memory_order_relaxed) == 0) continue;
     const std::scoped_lock lock(each->mutex);
     const auto take_ended = [&](CopyStream& stream) {
-      while (!stream.pending.empty() && count < ended.size()) {
+      for (std::size_t over = devices_.over(static_cast<int>(index), stream, ended.size() - count); over != 0; --over) {
         PendingCopy& oldest = stream.pending.front();
-        if (!devices_.is_over(static_cast<int>(index), stream, oldest)) break;
         ended[count++] = {oldest.done, std::move(oldest.failure)};
         if (oldest.event != nullptr) each->free_events.push_back(oldest.event);
         stream.pending.pop_front();

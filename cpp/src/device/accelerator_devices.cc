@@ -29,6 +29,25 @@ int release_now(const VendorCalls& calls, const ReleasedMemory& memory) {
   return 0;
 }
 
+// Whether a copy on `stream` of device `index` is over. A query may fail while the copy goes on: what fails twice is over, and the
+// first error is the copy's.
+bool is_over(const AcceleratorDevices& devices, int index, const CopyStream& stream, PendingCopy& copy) {
+  const VendorCalls& calls = devices.calls();
+  const auto ask = [&] {
+    if (copy.event != nullptr) return calls.streams->query(copy.event);
+    const DeviceScope scope(*calls.devices, index);
+    return scope.code() != 0 ? scope.code() : calls.streams->query_stream(stream.handle);
+  };
+  const VendorCodes& codes = calls.traits.codes;
+  const auto runs = [&](int code) { return code == codes.not_ready[0] || code == codes.not_ready[1]; };
+  int code = ask();
+  if (code != 0 && !runs(code)) {
+    if (copy.failure.ok()) copy.failure = devices.failure("a copy of " + devices.vendor(), code);
+    code = ask();
+  }
+  return !runs(code);
+}
+
 }  // namespace
 
 bool waits(const AcceleratorDevice& device) { return device.held.load() != 0 || device.issuing.load() != 0 || exchanges(device); }
@@ -247,20 +266,16 @@ bool AcceleratorDevices::leave_event(AcceleratorDevice& device, CopyStream& stre
   return left;
 }
 
-bool AcceleratorDevices::is_over(int index, const CopyStream& stream, PendingCopy& copy) const {
-  const auto ask = [&] {
-    if (copy.event != nullptr) return calls_.streams->query(copy.event);
-    const DeviceScope scope(*calls_.devices, index);
-    return scope.code() != 0 ? scope.code() : calls_.streams->query_stream(stream.handle);
-  };
-  const VendorCodes& codes = calls_.traits.codes;
-  const auto runs = [&](int code) { return code == codes.not_ready[0] || code == codes.not_ready[1]; };
-  int code = ask();
-  if (code != 0 && !runs(code)) {
-    if (copy.failure.ok()) copy.failure = failure("a copy of " + vendor_, code);
-    code = ask();
-  }
-  return !runs(code);
+std::size_t AcceleratorDevices::over(int index, CopyStream& stream, std::size_t most) const {
+  std::deque<PendingCopy>& pending = stream.pending;
+  const std::size_t last = std::min(pending.size(), most);
+  if (last == 0 || !is_over(*this, index, stream, pending.front())) return 0;
+  // A stream reaches its events in order: of a row of short ones, all are mostly over once the first is found over.
+  PendingCopy& newest = pending[last - 1];
+  if (last > 1 && is_over(*this, index, stream, newest) && newest.failure.ok()) return last;
+  std::size_t count = 1;
+  while (count < last && is_over(*this, index, stream, pending[count])) ++count;
+  return count;
 }
 
 }  // namespace hmc

@@ -92,9 +92,8 @@ class AcceleratorDevices {
   // Likewise. Completes `done` once all that is on the stream so far is over: until then memory is read and written. What failed
   // half way ends there, with `failed`. False: the vendor has no event; `done` gets that error once the whole stream is over.
   bool leave_event(AcceleratorDevice& device, CopyStream& stream, Completion* done, Status failed);
-  // With the mutex of device `index` held. Whether a copy on `stream` is over. A query may fail while the copy goes on: what fails
-  // twice is over, and the first error is the copy's.
-  bool is_over(int index, const CopyStream& stream, PendingCopy& copy) const;
+  // With the mutex of device `index` held. How many of the oldest copies on `stream` are over, at most `most`.
+  std::size_t over(int index, CopyStream& stream, std::size_t most) const;
 
   // Calls `load`, which loads a kernel, once nothing on the device waits for other devices or for the host, and returns its code. A
   // vendor's loader waits for all that runs on the device, and holds up whoever would end that. The vendor's `unsupported`: not

@@ -8,7 +8,7 @@
 
 #include "base/log.h"
 #include "base/wire.h"
-#include "collective/device_reducer.h"
+#include "collective/device_works.h"
 #include "collective/group.h"
 #include "device/links.h"
 
@@ -178,7 +178,8 @@ std::shared_ptr<WorkState> Devices::start(std::uint32_t rank, ExchangeCall call,
   } else {
     local.next_round += exchange_rounds(call);
   }
-  return work_on_device(group_.engine(), **runtime, [&](Completion* done) {
+  if (!local.works) local.works = std::make_shared<OrderedWorks>(group_.engine());
+  return local.works->start(**runtime, [&](Completion* done) {
     return local.exchange->run(call, {buffers.after[0].get(), buffers.after[1].get()}, done);
   });
 }

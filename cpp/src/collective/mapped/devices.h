@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "collective/areas.h"
+#include "collective/device_works.h"
 #include "collective/fused/slots.h"
 #include "device/runtime.h"
 #include "hmc/reduce.h"
@@ -76,6 +77,7 @@ class Devices {
     std::vector<std::unique_ptr<Allocation>> imported;
     std::uint64_t next_round = 0;
     std::uint32_t last_shot = 0;
+    std::shared_ptr<OrderedWorks> works;
   };
   Status open(std::uint32_t rank, const Device& device);
   Status map_others(std::uint32_t rank);

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "base/log.h"
-#include "collective/device_reducer.h"
+#include "collective/device_works.h"
 #include "collective/group.h"
 #include "device/links.h"
 

@@ -1,0 +1,116 @@
+#include "collective/device_works.h"
+
+#include <atomic>
+#include <utility>
+
+namespace hmc {
+namespace {
+
+// Runtimes serve every Context of the process: another Context's thread, without our engine lock, may be the one that completes
+// what a device carries out.
+class Flag final : public Completion {
+ public:
+  void complete(Status status) noexcept override {
+    status_ = std::move(status);
+    over_.store(true, std::memory_order_release);
+  }
+  [[nodiscard]] bool over() const noexcept { return over_.load(std::memory_order_acquire); }
+  [[nodiscard]] Status& status() noexcept { return status_; }
+
+ private:
+  Status status_;
+  std::atomic<bool> over_{false};
+};
+
+void release_kept_memory(const std::shared_ptr<Engine>& engine, DeviceRuntime& runtime) {
+  if (!runtime.compute().keeps_memory()) return;
+  const auto release = [&runtime](const void*) { runtime.compute().release_memory(); };
+  engine->retire(std::shared_ptr<const void>(&runtime, release));  // without the lock
+}
+
+class DeviceWork final : public WorkState, private Pollable {
+ public:
+  DeviceWork(std::shared_ptr<Engine> engine, DeviceRuntime& runtime) noexcept : WorkState(std::move(engine)), runtime_(runtime) {}
+  void start(const std::function<Status(Completion* done)>& start) {
+    accepted();
+    if (Status status = start(&flag_); !status.ok()) return complete(std::move(status));
+    engine()->add(*this);
+    engine()->kick();
+  }
+
+ private:
+  bool poll() override {
+    if (!flag_.over()) runtime_.poll();
+    if (!flag_.over()) return false;
+    const auto self = shared_from_this();
+    engine()->remove(*this);
+    complete(std::move(flag_.status()));
+    return true;
+  }
+  bool arm() override { return false; }
+  void released() noexcept override { release_kept_memory(engine(), runtime_); }
+
+  DeviceRuntime& runtime_;
+  Flag flag_;
+};
+
+}  // namespace
+
+std::shared_ptr<WorkState> work_on_device(const std::shared_ptr<Engine>& engine, DeviceRuntime& runtime,
+                                          const std::function<Status(Completion* done)>& start) {
+  const auto work = std::make_shared<DeviceWork>(engine, runtime);
+  work->start(start);
+  return work;
+}
+
+class OrderedWork final : public WorkState {
+ public:
+  OrderedWork(std::shared_ptr<Engine> engine, DeviceRuntime& runtime) noexcept : WorkState(std::move(engine)), runtime_(runtime) {}
+  [[nodiscard]] Completion* completion() noexcept { return &flag_; }
+  [[nodiscard]] bool over() const noexcept { return flag_.over(); }
+  void end() { complete(std::move(flag_.status())); }
+
+ private:
+  void released() noexcept override { release_kept_memory(engine(), runtime_); }
+
+  DeviceRuntime& runtime_;
+  Flag flag_;
+};
+
+std::shared_ptr<WorkState> OrderedWorks::start(DeviceRuntime& runtime, const std::function<Status(Completion* done)>& start) {
+  auto work = std::make_shared<OrderedWork>(engine_, runtime);
+  work->accepted();
+  if (Status status = start(work->completion()); !status.ok()) {
+    work->complete(std::move(status));
+    return work;
+  }
+  runtime_ = &runtime;
+  started_one_ = true;
+  pending_.push_back(work);
+  if (!self_) {
+    self_ = shared_from_this();
+    engine_->add(*this);
+  }
+  engine_->kick();
+  return work;
+}
+
+bool OrderedWorks::poll() {
+  if (std::exchange(started_one_, false)) return false;
+  if (!pending_.front()->over()) runtime_->poll();
+  const auto self = self_;
+  bool moved = false;
+  while (!pending_.empty() && pending_.front()->over()) {
+    const auto ended = std::move(pending_.front());
+    pending_.pop_front();
+    if (pending_.empty()) {
+      engine_->remove(*this);
+      self_ = nullptr;
+    }
+    ended->end();  // may start others here
+    moved = true;
+  }
+  return moved;
+}
+
+}  // namespace hmc
