@@ -74,6 +74,7 @@ void Calls::use(std::shared_ptr<Segment> segment) {
   reserved_.assign(group_.size(), false);
   stopped_devices_.assign(group_.size(), {});
   shots_.assign(group_.size(), {});
+  on_device_.assign(group_.size(), 0);
   group_.engine()->add(*this);
   possible_.store(true);
 }
@@ -239,7 +240,7 @@ std::optional<std::uint32_t> Calls::abandoned_by(const Call& call) const noexcep
 }
 
 void Calls::end(const std::shared_ptr<Call>& call, const Status& status) {
-  std::erase(under_way_, call);
+  if (const auto found = std::ranges::find(under_way_, call); found != under_way_.end()) under_way_.erase(found);
   if (call->announced_) pass(slots().board(call->rank_), call->own_.sequence);
   call->settled_.store(1, std::memory_order_release);
   call->complete(status);
@@ -274,13 +275,25 @@ bool Calls::is_next(std::size_t index) const noexcept {
   return true;
 }
 
-// Ends run code that may post and cancel calls. At worst one is looked at twice, or at the next poll.
+// Ends run code that may post and cancel calls. At worst one is looked at twice, or at the next poll. Many calls may be under way:
+// as is_next() says, only the first ones of each rank are looked at.
 bool Calls::poll() {
+  if (under_way_.empty()) return false;
   bool moved = false;
-  for (std::size_t i = 0; i < under_way_.size();) {
+  std::ranges::fill(on_device_, 0);
+  std::size_t ranks = group_.local().size();  // whose later calls may be next
+  for (std::size_t i = 0; i < under_way_.size() && ranks != 0;) {
+    std::size_t& on_device = on_device_[under_way_[i]->rank_];
+    if (on_device == most_on_device) {
+      ++i;
+      continue;
+    }
     const auto call = under_way_[i];
-    if (is_next(i) && advance(call)) moved = true;
-    if (i < under_way_.size() && under_way_[i] == call) ++i;
+    if (advance(call)) moved = true;
+    if (i >= under_way_.size() || under_way_[i] != call) continue;
+    on_device = call->device_work_ ? on_device + 1 : most_on_device;
+    if (on_device == most_on_device) --ranks;
+    ++i;
   }
   return moved;
 }

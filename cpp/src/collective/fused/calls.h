@@ -6,7 +6,9 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -82,12 +84,13 @@ class Calls final : public Pollable {
   [[nodiscard]] bool is_next(std::size_t index) const noexcept;
 
   Group& group_;
-  std::shared_ptr<Segment> segment_;              // null: none
-  std::vector<std::uint64_t> next_chunk_;         // by rank; of local ones
-  std::vector<OneShots> shots_;                   // likewise
-  std::vector<bool> reserved_;                    // likewise
-  std::vector<Status> stopped_devices_;           // likewise: why all that the rank's device runs was ended; ok: it was not
-  std::vector<std::shared_ptr<Call>> under_way_;  // in the order of their ranks' calls
+  std::shared_ptr<Segment> segment_;             // null: none
+  std::vector<std::uint64_t> next_chunk_;        // by rank; of local ones
+  std::vector<OneShots> shots_;                  // likewise
+  std::vector<bool> reserved_;                   // likewise
+  std::vector<Status> stopped_devices_;          // likewise: why all that the rank's device runs was ended; ok: it was not
+  std::deque<std::shared_ptr<Call>> under_way_;  // in the order of their ranks' calls
+  std::vector<std::size_t> on_device_;           // by rank; of poll(): its calls that a device has been given, as far as counted
   mapped::Devices devices_;
   native::Ranks natives_;
   bool armed_ = false;
