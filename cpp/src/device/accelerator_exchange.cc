@@ -98,10 +98,16 @@ Status AcceleratorExchange::order(StreamHandle stream) {
   const DeviceScope scope(*calls.devices, index);
   if (scope.code() != 0) return devices_.unusable(index, scope.code());
   const std::scoped_lock lock(device_.mutex);
+  const std::deque<PendingCopy>& pending = stream_->pending;
+  // The last kernel's event, while that is pending: the wait keeps what it stands for.
+  if (!pending.empty() && pending.back().event != nullptr) {
+    const int code = calls.streams->wait(vendor_stream(stream), pending.back().event);
+    return code == 0 ? Status() : devices_.failure("ordering the caller's stream of " + devices_.name(index), code);
+  }
   HMC_ASSIGN(const VendorEvent event, devices_.event(device_));
   int code = calls.streams->record(event, stream_->handle);
   if (code == 0) code = calls.streams->wait(vendor_stream(stream), event);
-  device_.free_events.push_back(event);  // the wait keeps what it stood for
+  device_.free_events.push_back(event);
   return code == 0 ? Status() : devices_.failure("ordering the caller's stream of " + devices_.name(index), code);
 }
 
