@@ -33,23 +33,29 @@ Status AcceleratorCompute::fill(const DeviceSpan& target, std::uint8_t value) {
 }
 
 template <typename Kernels>
-int AcceleratorCompute::prepare(Kernels& kernels, AcceleratorDevice& on, int index, DataType type,
-                                std::chrono::milliseconds patience) {
-  const auto prepared = [&] { return kernels.prepare(index, type); };
-  return kernels.prepared(index, type) ? prepared() : devices_.load(on, patience, prepared);
+Status AcceleratorCompute::prepare(Kernels& kernels, int index, DataType type, std::string_view what,
+                                   std::chrono::milliseconds patience) {
+  HMC_ASSIGN(AcceleratorDevice * on, devices_.device(index));
+  int code = 0;
+  if (kernels.prepared(index, type)) {
+    code = kernels.prepare(index, type);  // known: nothing of the vendor's is called
+  } else {
+    const DeviceScope scope(*calls_.devices, index);
+    if (scope.code() != 0) return devices_.unusable(index, scope.code());
+    code = devices_.load(*on, patience, [&] { return kernels.prepare(index, type); });
+  }
+  if (code == 0) return {};
+  return devices_.failure(
+      "loading the kernel that " + std::string(what) + " " + std::string(name_of(type)) + " on " + devices_.name(index), code);
 }
 
 Status AcceleratorCompute::prepare_reduction(int index, DataType type, std::size_t sources) {
-  HMC_ASSIGN(AcceleratorDevice * on, devices_.device(index));
+  HMC_TRY(devices_.device(index).status());
   if (calls_.compute == nullptr) return Status(Code::unsupported, "HMC has no kernel for " + devices_.vendor());
   if (sources > most_reduced_sources) {
     return Status(Code::unsupported, "a device reduces at most " + std::to_string(most_reduced_sources) + " arrays at once");
   }
-  const DeviceScope scope(*calls_.devices, index);
-  if (scope.code() != 0) return devices_.unusable(index, scope.code());
-  const int code = prepare(*calls_.compute, *on, index, type, no_patience);
-  if (code == 0) return {};
-  return devices_.failure("loading the kernel that reduces " + std::string(name_of(type)) + " on " + devices_.name(index), code);
+  return prepare(*calls_.compute, index, type, "reduces", no_patience);
 }
 
 Status AcceleratorCompute::reduce(const ReductionOp& op, Completion* done) {
@@ -74,13 +80,9 @@ Status AcceleratorCompute::reduce(const ReductionOp& op, Completion* done) {
 }
 
 Status AcceleratorCompute::prepare_exchange(int index, DataType type) {
-  HMC_ASSIGN(AcceleratorDevice * on, devices_.device(index));
+  HMC_TRY(devices_.device(index).status());
   if (calls_.exchange == nullptr) return Status(Code::unsupported, "HMC has no kernel for " + devices_.vendor());
-  const DeviceScope scope(*calls_.devices, index);
-  if (scope.code() != 0) return devices_.unusable(index, scope.code());
-  const int code = prepare(*calls_.exchange, *on, index, type, exchange_patience);
-  if (code == 0) return {};
-  return devices_.failure("loading the kernel that exchanges " + std::string(name_of(type)) + " on " + devices_.name(index), code);
+  return prepare(*calls_.exchange, index, type, "exchanges", exchange_patience);
 }
 
 Result<std::unique_ptr<DeviceExchange>> AcceleratorCompute::open_exchange(int index, std::uint32_t ranks) {

@@ -35,9 +35,9 @@ class AcceleratorCompute final : public DeviceCompute {
   Status reach(int index, int other) override;
 
  private:
-  // Loads the kernel for elements of that type, where it is not. As AcceleratorDevices::load(). The device is current.
+  // Loads the kernel that does `what` with elements of that type, where it is not. As AcceleratorDevices::load().
   template <typename Kernels>
-  int prepare(Kernels& kernels, AcceleratorDevice& on, int index, DataType type, std::chrono::milliseconds patience);
+  Status prepare(Kernels& kernels, int index, DataType type, std::string_view what, std::chrono::milliseconds patience);
 
   AcceleratorDevices& devices_;
   const VendorCalls& calls_;
