@@ -10,7 +10,8 @@ namespace hmc::bindings {
 // The `stream=` of a call that returns a Work.
 class CallerStream {
  public:
-  explicit CallerStream(const py::object& stream) : given_(!stream.is_none()), handle_(stream_of(stream)) {}
+  // Null and None: none is given.
+  explicit CallerStream(py::handle stream) : given_(stream && !stream.is_none()), handle_(stream_of(stream)) {}
   // The call starts behind what the stream has now.
   [[nodiscard]] MemoryView of(MemoryView view) const {
     if (!given_ || view.bytes == 0) return view;

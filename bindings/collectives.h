@@ -1,9 +1,13 @@
-// barrier() and all_to_all() of Communicator and Member, as fast methods: with small blocks the call itself would cost the most.
+// barrier(), all_to_all() and iall_reduce() of Communicator and Member, as fast methods: with small blocks the call itself would
+// cost the most.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "caller_stream.h"
+#include "element_type.h"
 #include "fastcall.h"
 #include "members.h"
 
@@ -49,6 +53,25 @@ struct Collectives {
       const Member member = member_of(group);
       interruptible([&] { return member.all_to_all(*to, *from, deadline, algorithm); }, gil_for(to->bytes));
       return py::none();
+    });
+  }
+
+  static PyObject* iall_reduce(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* keywords) {
+    static const Signature<8> signature("iall_reduce", {"out", "inp", "op", "factor", "dtype", "exact", "algorithm", "stream"}, 1);
+    return guarded([&]() -> py::object {
+      const auto [out, inp, op, factor, dtype, exact, named, stream] = signature.parse(args, count, keywords);
+      const T& group = self_as<T>(self);
+      const bool is_exact = is_set(exact, "exact");
+      const std::string_view algorithm = optional_text(named, "algorithm");
+      const CallerStream ordered(stream);
+      const py::handle source = !inp || inp.is_none() ? out : inp;
+      Reduction reduction = reduction_of(out, source, text_or(op, "sum", "op"), factor, dtype);
+      reduction.exact = is_exact;
+      const BorrowedView target(out, true);
+      std::optional<BorrowedView> apart;  // to look at a tensor of a device takes microseconds: once, in place
+      if (!source.is(out)) apart.emplace(source, false);
+      const MemoryView to = ordered.of(*target), from = apart ? ordered.of(**apart) : to;
+      return make_work(ordered.start({to, from}, [&] { return member_of(group).iall_reduce(to, from, reduction, algorithm); }));
     });
   }
 

@@ -133,8 +133,9 @@ Reduction reduction_of(py::handle out, py::handle inp, std::string_view op, py::
   const bool scaled = factor && !factor.is_none();
   if (scaled != (*operation == ReduceOp::premul_sum)) refuse("factor= belongs to op=\"premul_sum\", and that needs it");
   const DataType type = element_type_of(inp, dtype);
+  const bool given = dtype && !dtype.is_none();
   for (const py::handle each : {out, inp}) {
-    if (each.is_none()) continue;
+    if (each.is_none() || (!given && each.is(inp))) continue;
     const py::object own = dtype_of(each);
     if (own.is_none() || element_type_of(each, own) == type) continue;
     throw py::type_error("out, inp and dtype= are of different types; one of them is not " + std::string(name_of(type)));

@@ -125,54 +125,46 @@ PyObject* all_reduce(PyObject* self, PyObject* const* args, Py_ssize_t count, Py
   });
 }
 
+constexpr const char* iall_reduce_doc =
+    "iall_reduce($self, out, inp=None, op=\"sum\", factor=None, dtype=None, exact=False, algorithm=None, stream=None)\n--\n\n"
+    "As all_reduce of arrays, but returns a Work at once. stream: of the arrays' device; the call starts after what is queued on "
+    "it, "
+    "and what is queued there later waits for the call, with whatever outcome (default: it starts after the stream that a "
+    "framework's arrays are produced on, and Work.join orders what comes later).";
+
 template <class T, class Class>
 void bind_reducing(Class& cls) {
   fast_method(cls, "all_reduce", all_reduce<T>, all_reduce_doc);
+  fast_method(cls, "iall_reduce", Collectives<T>::iall_reduce, iall_reduce_doc);
   using py::arg;
   cls.def(
-         "iall_reduce",
-         [](const T& self, const py::object& out, const py::object& inp, const Text<"op">& op, const py::object& factor,
-            const py::object& dtype, const Flag<"exact">& exact, const Algorithm& algorithm, const py::object& stream) {
-           const CallerStream ordered(stream);
+         "reduce_scatter",
+         [](const T& self, const py::object& out, const py::object& inp, const Text<"op">& op, const py::object& counts,
+            const py::object& factor, const py::object& dtype, const Timeout& timeout, const Flag<"exact">& exact,
+            const Algorithm& algorithm) {
            const py::object source = input_of(out, inp);
-           const Reduction reduction = exactly(exact, reduction_of(out, source, op, factor, dtype));
-           const MemoryView to = ordered.of(view_of(out, true)), from = ordered.of(view_of(source, false));
-           return ordered.start({to, from}, [&] { return member_of(self).iall_reduce(to, from, reduction, text(algorithm)); });
+           const Reduction reduction = exactly(exact, reduction_for<T>(out, inp, op, factor, dtype));
+           const auto many = [&](const auto& buffers, Deadline deadline) {
+             return self.reduce_scatter(buffers, reduction, deadline, text(algorithm));
+           };
+           if constexpr (std::is_same_v<T, Communicator>) {
+             if (for_members(self, out, timeout, many, {{"counts", counts}})) return;
+           }
+           const BorrowedView to(out, true), from(source, false);
+           const Deadline deadline = deadline_of(timeout);
+           const Member member = member_of(self);
+           if (counts.is_none()) {
+             interruptible([&] { return member.reduce_scatter(*to, *from, reduction, deadline, text(algorithm)); });
+           } else {
+             const LayoutArrays layout(counts, {}, size_of(reduction.type));
+             interruptible(
+                 [&] { return member.reduce_scatter_v(*to, *from, layout.layout(), reduction, deadline, text(algorithm)); });
+           }
          },
-         arg("out"), arg("inp") = py::none(), arg("op") = "sum", arg("factor") = py::none(), arg("dtype") = py::none(),
-         arg("exact") = false, arg("algorithm") = py::none(), arg("stream") = py::none(),
-         "As all_reduce of arrays, but returns a Work at once. stream: of the arrays' device; the call starts after what is queued "
-         "on it, and what is queued there later waits for the call, with whatever outcome (default: it starts after the stream "
-         "that a "
-         "framework's arrays are produced on, and Work.join orders what comes later).")
-      .def(
-          "reduce_scatter",
-          [](const T& self, const py::object& out, const py::object& inp, const Text<"op">& op, const py::object& counts,
-             const py::object& factor, const py::object& dtype, const Timeout& timeout, const Flag<"exact">& exact,
-             const Algorithm& algorithm) {
-            const py::object source = input_of(out, inp);
-            const Reduction reduction = exactly(exact, reduction_for<T>(out, inp, op, factor, dtype));
-            const auto many = [&](const auto& buffers, Deadline deadline) {
-              return self.reduce_scatter(buffers, reduction, deadline, text(algorithm));
-            };
-            if constexpr (std::is_same_v<T, Communicator>) {
-              if (for_members(self, out, timeout, many, {{"counts", counts}})) return;
-            }
-            const BorrowedView to(out, true), from(source, false);
-            const Deadline deadline = deadline_of(timeout);
-            const Member member = member_of(self);
-            if (counts.is_none()) {
-              interruptible([&] { return member.reduce_scatter(*to, *from, reduction, deadline, text(algorithm)); });
-            } else {
-              const LayoutArrays layout(counts, {}, size_of(reduction.type));
-              interruptible(
-                  [&] { return member.reduce_scatter_v(*to, *from, layout.layout(), reduction, deadline, text(algorithm)); });
-            }
-          },
-          arg("out"), arg("inp") = py::none(), arg("op") = "sum", arg("counts") = py::none(), arg("factor") = py::none(),
-          arg("dtype") = py::none(), arg("timeout") = py::none(), arg("exact") = false, arg("algorithm") = py::none(),
-          "Reduces block r of every rank's inp into out of rank r. counts: elements of each rank's block; default: equal blocks. "
-          "op, factor, dtype, exact, algorithm: as all_reduce. Several local Members: {member: (out, inp)}. Collective.")
+         arg("out"), arg("inp") = py::none(), arg("op") = "sum", arg("counts") = py::none(), arg("factor") = py::none(),
+         arg("dtype") = py::none(), arg("timeout") = py::none(), arg("exact") = false, arg("algorithm") = py::none(),
+         "Reduces block r of every rank's inp into out of rank r. counts: elements of each rank's block; default: equal blocks. "
+         "op, factor, dtype, exact, algorithm: as all_reduce. Several local Members: {member: (out, inp)}. Collective.")
       .def(
           "ireduce_scatter",
           [](const T& self, const py::object& out, const py::object& inp, const Text<"op">& op, const py::object& counts,
