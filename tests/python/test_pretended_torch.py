@@ -53,6 +53,20 @@ for kind, expected in ((Tensor, looks), (ByProtocols, None)):
     run_script(source(vendor, body), hmc.testing.environment(vendor))
 
 
+def test_a_reduction_in_place_looks_at_the_tensor_once(run_script: Callable[..., str]) -> None:
+    body = """
+tensor = Tensor(hmc.Memory(64, "cuda:0"), (16,), "float32")
+comm = hmc.init(devices=["cuda:0"])
+pretended.asked.clear()
+comm.iall_reduce(tensor, stream=pretended.Stream(1)).wait(30)
+assert pretended.asked.count("tensor_of") == 1, pretended.asked
+pretended.asked.clear()
+comm.iall_reduce(tensor, Tensor(hmc.Memory(64, "cuda:0"), (16,), "float32")).wait(30)
+assert pretended.asked.count("tensor_of") == 2, pretended.asked
+"""
+    run_script(source("cuda", body), hmc.testing.environment("cuda"))
+
+
 @pytest.mark.parametrize("vendor", ["cuda", "rocm"])
 def test_refusals_are_those_of_the_protocols(run_script: Callable[..., str], vendor: str) -> None:
     body = """

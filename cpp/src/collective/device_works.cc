@@ -85,7 +85,7 @@ std::shared_ptr<WorkState> OrderedWorks::start(DeviceRuntime& runtime, const std
     return work;
   }
   runtime_ = &runtime;
-  started_one_ = true;
+  asks_from_ = Clock::now() + unasked;
   pending_.push_back(work);
   if (!self_) {
     self_ = shared_from_this();
@@ -96,8 +96,8 @@ std::shared_ptr<WorkState> OrderedWorks::start(DeviceRuntime& runtime, const std
 }
 
 bool OrderedWorks::poll() {
-  if (std::exchange(started_one_, false)) return false;
-  if (!pending_.front()->over()) runtime_->poll();
+  const bool asks = pending_.size() >= most_unasked || Clock::now() >= asks_from_;
+  if (asks && !pending_.front()->over()) runtime_->poll();
   const auto self = self_;
   bool moved = false;
   while (!pending_.empty() && pending_.front()->over()) {

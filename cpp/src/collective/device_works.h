@@ -1,6 +1,8 @@
 // What devices carry out for an engine, as Works. Engine lock held throughout.
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <deque>
 #include <functional>
 #include <memory>
@@ -18,8 +20,9 @@ std::shared_ptr<WorkState> work_on_device(const std::shared_ptr<Engine>& engine,
 
 class OrderedWork;
 
-// Works that one stream of a device carries out, which end in the order in which they were started. One question to the vendor
-// serves all of them, and none is asked in a round that has started one: cuEventQuery takes 1.3 us, a third of a launch.
+// Works that one stream of a device carries out, which end in the order in which they were started. cuEventQuery takes 1.3 us, a
+// third of a launch, so one question to the vendor serves all of them, and in a row of starts it is put off: a thread that waits
+// for other ranks to start the next call sees them at once.
 class OrderedWorks final : public std::enable_shared_from_this<OrderedWorks>, private Pollable {
  public:
   explicit OrderedWorks(std::shared_ptr<Engine> engine) noexcept : engine_(std::move(engine)) {}
@@ -27,6 +30,10 @@ class OrderedWorks final : public std::enable_shared_from_this<OrderedWorks>, pr
   std::shared_ptr<WorkState> start(DeviceRuntime& runtime, const std::function<Status(Completion* done)>& start);
 
  private:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::microseconds unasked{2};  // after a start; a kernel takes longer
+  static constexpr std::size_t most_unasked = 8;          // with so many pending, others may wait for one to end
+
   bool poll() override;
   bool arm() override { return false; }  // nothing wakes a thread when a kernel ends
 
@@ -34,7 +41,7 @@ class OrderedWorks final : public std::enable_shared_from_this<OrderedWorks>, pr
   DeviceRuntime* runtime_ = nullptr;
   std::deque<std::shared_ptr<OrderedWork>> pending_;
   std::shared_ptr<OrderedWorks> self_;  // while some are pending
-  bool started_one_ = false;            // since the last poll
+  Clock::time_point asks_from_;         // nothing that was started last is over earlier
 };
 
 }  // namespace hmc

@@ -268,14 +268,22 @@ bool AcceleratorDevices::leave_event(AcceleratorDevice& device, CopyStream& stre
 
 std::size_t AcceleratorDevices::over(int index, CopyStream& stream, std::size_t most) const {
   std::deque<PendingCopy>& pending = stream.pending;
-  const std::size_t last = std::min(pending.size(), most);
-  if (last == 0 || !is_over(*this, index, stream, pending.front())) return 0;
-  // A stream reaches its events in order: of a row of short ones, all are mostly over once the first is found over.
-  PendingCopy& newest = pending[last - 1];
-  if (last > 1 && is_over(*this, index, stream, newest) && newest.failure.ok()) return last;
-  std::size_t count = 1;
-  while (count < last && is_over(*this, index, stream, pending[count])) ++count;
-  return count;
+  std::size_t limit = std::min(pending.size(), most);
+  if (limit == 0 || !is_over(*this, index, stream, pending.front())) return 0;
+  // A stream reaches its events in order: the newest first, as all are often over, then by bisection.
+  std::size_t known = 1;
+  for (std::size_t probe = limit; known < limit; probe = known + (limit - known + 1) / 2) {
+    PendingCopy& copy = pending[probe - 1];
+    if (!is_over(*this, index, stream, copy)) {
+      limit = probe - 1;
+    } else if (copy.failure.ok()) {
+      known = probe;
+    } else {  // those before may have failed as well
+      while (known < limit && is_over(*this, index, stream, pending[known])) ++known;
+      return known;
+    }
+  }
+  return known;
 }
 
 }  // namespace hmc
