@@ -128,8 +128,7 @@ PyObject* all_reduce(PyObject* self, PyObject* const* args, Py_ssize_t count, Py
 constexpr const char* iall_reduce_doc =
     "iall_reduce($self, out, inp=None, op=\"sum\", factor=None, dtype=None, exact=False, algorithm=None, stream=None)\n--\n\n"
     "As all_reduce of arrays, but returns a Work at once. stream: of the arrays' device; the call starts after what is queued on "
-    "it, "
-    "and what is queued there later waits for the call, with whatever outcome (default: it starts after the stream that a "
+    "it, and what is queued there later waits for the call, with whatever outcome (default: it starts after the stream that a "
     "framework's arrays are produced on, and Work.join orders what comes later).";
 
 template <class T, class Class>
