@@ -74,7 +74,7 @@ def test_blocks_of_other_types(kv_pair: Any, blocks: Any) -> None:
         a.pool.lease("s", blocks)
 
 
-@pytest.mark.parametrize("make", [tuple, np.array, np.uint16, lambda blocks: list(map(np.int8, blocks))], ids=str)
+@pytest.mark.parametrize("make", [tuple, np.array, np.uint16, lambda blocks: list(map(np.int8, blocks))])
 def test_blocks_of_any_kind(kv_pair: Any, make: Any) -> None:
     a, _, _, _ = kv_pair(*PAIRS[0])
     assert a.pool.lease("s", make([7, 3, 11]))._ticket.blocks.tolist() == [7, 3, 11]
