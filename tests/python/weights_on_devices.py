@@ -155,7 +155,8 @@ def main(devices: list[str]) -> None:
     for here, there in pairs:
         with contextlib.ExitStack() as end:
             pair = Pair(end)
-            for shadow in dict.fromkeys(("cpu", there, devices[-1])):
+            third = devices[-1:] if here == devices[0] else []  # neither of the source nor of the target
+            for shadow in dict.fromkeys(["cpu", there, *third]):
                 whole(pair, here, there, shadow)
                 pieces(pair, here, there, shadow)
     print("pairs:", len(pairs))
