@@ -1,14 +1,14 @@
 """KV pages, weights and experts of torch tensors between two processes on two devices and the CPU, every byte compared.
 
-Usage: python bench/serving_devices.py [--devices cuda:0 cuda:1] [--tokens 4096] [--repeat 5] [--only-pages] [--json FILE], with
-Python of an environment that has torch. With ``--devices cpu cpu`` it runs on any machine. Prints JSON: what was compared, and
-medians in GB/s (10^9 bytes per second) of
+Usage: python bench/serving_devices.py [--devices cuda:0 cuda:1] [--tokens 4096] [--repeat 5] [--tensors 32] [--only-pages]
+[--json FILE], with Python of an environment that has torch. With ``--devices cpu cpu`` it runs on any machine. Prints JSON: what
+was compared, and medians in GB/s (10^9 bytes per second) of
 
 - pull: pages of 64 KiB (32 layers, 8 heads of 128, blocks of 16 tokens, bf16), as they are, permuted into other blocks, and cast;
 - digest: what a lease with digests takes at the prefill side;
 - weights: pull with digests into the plan's CPU memory, and commit to the device;
-- layers: 2 GiB of bf16 in eight tensors, of which the second process takes half of the rows each (TP 1 to 2), with a shadow on its
-  own device, where that is one; beside one get of as many bytes.
+- layers: tensors of 256 MiB of bf16, of which the second process takes half of the rows each (TP 1 to 2), with a shadow on its own
+  device, where that is one; beside one get of as many bytes.
 """
 
 from __future__ import annotations
@@ -210,9 +210,9 @@ def module(rank: Rank, mine: str, repeat: int) -> dict[str, Any]:
     return {name: round(statistics.median(values), 2) for name, values in found.items()}
 
 
-def layers(rank: Rank, mine: str, repeat: int) -> dict[str, float]:
+def layers(rank: Rank, mine: str, repeat: int, count: int) -> dict[str, float]:
     """GB/s of pulls into memory of the device, of their commit, and of one get of as many bytes."""
-    rows, columns, count = 16384, 8192, 8
+    rows, columns = 16384, 8192
 
     def tensor(number: int, rows: int) -> Any:
         values = torch.arange(rows * columns, device=mine) * 7919 + number
@@ -276,7 +276,7 @@ def layer(rank: Rank, mine: str, device: str) -> int:
     return total
 
 
-def worker(devices: list[str], tokens: int, repeat: int, only_pages: bool) -> dict[str, Any]:
+def worker(devices: list[str], tokens: int, repeat: int, only_pages: bool, tensors: int) -> dict[str, Any]:
     found: dict[str, Any] = {}
     with hmc.init() as comm:
         rank = Rank(comm)
@@ -295,7 +295,7 @@ def worker(devices: list[str], tokens: int, repeat: int, only_pages: bool) -> di
                     "tokens_of_experts": layer(rank, mine, mine) + layer(rank, mine, "cpu"),
                 }
             if "cpu" not in "".join(pair):
-                found[name] |= layers(rank, mine, repeat)
+                found[name] |= layers(rank, mine, repeat, tensors)
             on = [one.removeprefix("hmc ") for one in pair]
             found[name]["path"] = str(comm.path(1 - comm.rank, on[comm.rank], on[1 - comm.rank])).partition("\n")[0]
             found[name]["card"] = torch.cuda.get_device_name(mine) if mine.startswith("cuda") else "cpu"
@@ -309,11 +309,12 @@ def main() -> None:
     parser.add_argument("--devices", nargs=2, default=["cuda:0", "cuda:1"])
     parser.add_argument("--tokens", type=int, default=4096)
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--tensors", type=int, default=32, help="of 256 MiB, pulled into a shadow on the second device")
     parser.add_argument("--only-pages", action="store_true", help="only pulls of pages from the first device to the second")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     job = importlib.import_module(Path(__file__).stem).worker  # classes of __main__ do not travel to other processes
-    gives, takes = hmc.spawn(job, 2, chosen.devices, chosen.tokens, chosen.repeat, chosen.only_pages, timeout=300)
+    gives, takes = hmc.spawn(job, 2, chosen.devices, chosen.tokens, chosen.repeat, chosen.only_pages, chosen.tensors, timeout=300)
     found = {pair: {**gives[pair], **takes[pair]} for pair in takes}
     text = json.dumps(found, indent=2)
     print(text)
