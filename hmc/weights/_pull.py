@@ -14,6 +14,7 @@ from hmc._core import ConnBuffer, Work
 from hmc._deadline import Deadline
 from hmc._scratch import Scratch
 from hmc._threaded import Cancel
+from hmc._workers import run_on_thread
 from hmc.errors import EpochChangedError, HmcCancelledError, HmcError, HmcTimeoutError, OutOfMemoryError
 from hmc.weights._cells import Cell, Task
 from hmc.weights._manifest import STATE_BYTES
@@ -214,6 +215,7 @@ class Worker:
         self.board = board
         self.limits = limits
         self.verify = tables is not None
+        self.ended = threading.Event()  # it writes no more
         self._tables = tables
         self.tables: Any = None
         self.flights: deque[Flight] = deque()
@@ -236,6 +238,7 @@ class Worker:
             self.stages.clear()
             self.flights.clear()
             self.tables = None
+            self.ended.set()
 
     def _run(self, words: ConnBuffer) -> None:
         if self._tables is not None:
@@ -373,18 +376,17 @@ def run(plan: Planned, verify: bool, epoch: int | None, limits: Limits) -> int:
     doubled = [number for number in required if _takes_two(plan.sources[number], len(required))]
     tables = {number: Tables(plan.sources[number], plan.scratch) for number in required} if verify else {}
     workers = [Worker(plan, number, start.generations[number], board, limits, tables.get(number)) for number in required + doubled]
-    threads = [threading.Thread(target=worker.main, name="hmc.weights source", daemon=True) for worker in workers[1:]]
     started = []
     try:
-        for thread in threads:
-            thread.start()
-            started.append(thread)
-    except RuntimeError as lack:  # no more threads: those that run still write the shadow
+        for worker in workers[1:]:
+            run_on_thread(worker.main, "hmc.weights source")
+            started.append(worker)
+    except OutOfMemoryError as lack:  # no more threads: those that run still write the shadow
         if len(started) < len(required) - 1:
             board.fail(OutOfMemoryError(f"the pull requires {len(required) - 1} more threads, {len(started)} have started: {lack}"))
     workers[0].main()
-    for thread in started:
-        thread.join()
+    for worker in started:
+        worker.ended.wait()
     for read in tables.values():
         read.end()
     error, board.error = board.error, None

@@ -20,7 +20,7 @@ from weights_pair import Pair, random
 
 import hmc
 from hmc import _workers, weights
-from hmc.weights import _cells, _moves, _publish, _sinks
+from hmc.weights import _cells, _moves, _publish, _pull, _sinks
 from hmc.weights._digest import Grid
 
 
@@ -50,16 +50,15 @@ def test_a_source_has_two_workers_where_there_are_processors_and_threads(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(processors)))
     array, target = random((1024, 1024), np.float32), np.zeros((1024, 1024), np.float32)
     plan = pair.plan(pair.publish({"x": array}), {"x": target})
-    start, started = threading.Thread.start, []
+    started: list[str] = []
 
-    def watched(self: threading.Thread) -> None:
-        if self.name == "hmc.weights source":
-            started.append(self)
-            if refuses:
-                raise RuntimeError("can't start new thread")
-        start(self)
+    def watched(run: Any, name: str) -> None:
+        started.append(name)
+        if refuses:
+            raise hmc.OutOfMemoryError("no more threads")
+        _workers.run_on_thread(run, name)
 
-    monkeypatch.setattr(threading.Thread, "start", watched)
+    monkeypatch.setattr(_pull, "run_on_thread", watched)
     checked, check, meets = set(), _moves.Move.check, threading.Event()
 
     def noted(self: _moves.Move, *arguments: Any) -> None:
@@ -83,19 +82,29 @@ def test_a_pull_without_threads_ends_after_those_that_started(
 ) -> None:
     array = random((512, 1024), np.float32)
     plan = pair.plan([pair.publish({"x": array}, f"{number}") for number in range(3)], {"x": np.zeros_like(array)})
-    start, started = threading.Thread.start, []
+    started: list[str] = []
 
-    def limited(self: threading.Thread) -> None:
-        if self.name == "hmc.weights source":
-            if started:
-                raise RuntimeError("can't start new thread")
-            started.append(self)
-        start(self)
+    def limited(run: Any, name: str) -> None:
+        if started:
+            raise hmc.OutOfMemoryError("no more threads")
+        started.append(name)
+        _workers.run_on_thread(run, name)
 
-    monkeypatch.setattr(threading.Thread, "start", limited)
+    running, drain = [], _pull.Worker._drain
+
+    def drained(self: _pull.Worker) -> None:
+        running.append(self)
+        time.sleep(0.1)
+        drain(self)
+        running.remove(self)
+
+    monkeypatch.setattr(_pull.Worker, "_drain", drained)
+    monkeypatch.setattr(_pull, "run_on_thread", limited)
     with pytest.raises(hmc.OutOfMemoryError, match="2 more threads, 1 have started"):
         plan.pull().wait(20)
-    assert not started[0].is_alive()  # it would still write the shadow
+    assert not running  # it would still write the shadow
+    monkeypatch.undo()
+    start = threading.Thread.start
 
     def refused(self: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
