@@ -24,16 +24,17 @@ __all__ = ["Blocks", "Use", "Used", "numbers"]
 
 def numbers(blocks: Any, most: int, end: int) -> NDArray[np.uint64]:
     """A copy of 1 to ``most`` numbers of blocks, each below ``end``: a sequence of ints, or an array of one dimension."""
-    found: NDArray[Any] = blocks
-    if not (isinstance(blocks, np.ndarray) and blocks.ndim == 1 and blocks.dtype.kind in "iu"):
+    listed: NDArray[np.uint64]
+    if isinstance(blocks, np.ndarray) and blocks.ndim == 1 and blocks.dtype.kind in "iu":
+        listed = np.array(blocks, np.uint64)  # before the check: another thread may change them. Negative ones become too large
+    else:
         plain = isinstance(blocks, list) and set(map(type, blocks)) == {int}  # else wholes() says what is wrong
         try:
-            found = np.frombuffer(array("q", blocks if plain else wholes("blocks", blocks)), np.int64)
+            listed = np.array(array("q", blocks if plain else wholes("blocks", blocks)), np.uint64)
         except OverflowError:
-            found = np.zeros(0, np.int64)  # refused below, as every number that is too large
-    if not 0 < len(found) <= most or found.min() < 0 or found.max() >= end:
+            listed = np.zeros(0, np.uint64)  # refused below, as every number that is too large
+    if not 0 < len(listed) <= most or listed.max() >= end:
         raise InvalidArgumentError(f"blocks are 1 to {most} numbers below {end}")
-    listed: NDArray[np.uint64] = found.astype(np.uint64)
     return listed
 
 

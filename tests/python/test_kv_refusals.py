@@ -80,6 +80,24 @@ def test_blocks_of_any_kind(kv_pair: Any, make: Any) -> None:
     assert a.pool.lease("s", make([7, 3, 11]))._ticket.blocks.tolist() == [7, 3, 11]
 
 
+class Changing(np.ndarray[Any, Any]):
+    """As if another thread changed it once it was looked at."""
+
+    def max(self, *given: Any, **more: Any) -> Any:
+        found = super().max(*given, **more)
+        self[:] = 99
+        return found
+
+
+def test_blocks_are_copied_before_they_are_checked(kv_pair: Any) -> None:
+    a, *_ = kv_pair(*PAIRS[0])
+    blocks = np.array([7, 3, 11]).view(Changing)
+    assert a.pool.lease("s", blocks)._ticket.blocks.tolist() == [7, 3, 11]
+    hidden = np.ma.array([7, (1 << 32) + 3], mask=[False, True])  # type: ignore[no-untyped-call]
+    with pytest.raises(hmc.InvalidArgumentError, match="blocks"):
+        a.pool.lease("s", hidden, digest=False)
+
+
 def test_arguments_are_refused_by_name(kv_pair: Any) -> None:
     a, b, to_a, _ = kv_pair(*PAIRS[0])
     with pytest.raises(hmc.OutOfMemoryError, match="of 12 are free"):
