@@ -57,7 +57,7 @@ class Plan(Owned):
         self._moves: dict[tuple[int, int, bool], Move] = {}
         self._sinks: list[Sink] = []
         self.places: list[Place] = []
-        parts, on_cpu = parts_of(target), shadow == "cpu"
+        parts, on_cpu = parts_of(target), shadow.partition(":")[0] == "cpu"  # also "cpu:0"
         for name, one in parts:
             if isinstance(one, Quantised) and not on_cpu:
                 raise UnsupportedError(f"tensor {name} is quantised() by the CPU: plan it with shadow='cpu'")
@@ -313,9 +313,9 @@ def plan(sources: Source | Publication | Sequence[Source | Publication], target:
     commit() copies from there, to arrays of devices too. ``shadow``: where that memory is, such as "cuda:0": from one device to
     another of its vendor nothing then passes the CPU. Default: the CPU.
 
-    Raises InvalidArgumentError for a tensor that no source has, another shape, a region that no source has, and a device that is
-    not there; UnsupportedError for a cast that is not among floating-point types of at most 32 bits, and for quantised() parts in a
-    shadow of a device; OutOfMemoryError; ClosedError for a publication that was closed.
+    Raises InvalidArgumentError for a tensor that no source has, another shape, a region that no source has, and a text that is no
+    device's; UnsupportedError for a device that is not there, a cast that is not among floating-point types of at most 32 bits, and
+    quantised() parts in a shadow of a device; OutOfMemoryError; ClosedError for a publication that was closed.
     """
     given = list(sources) if isinstance(sources, list | tuple) else [sources]
     found = []

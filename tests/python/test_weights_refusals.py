@@ -50,6 +50,9 @@ def test_what_does_not_fit_is_refused_by_name(pair: Pair) -> None:
     for target in ({"x": np.zeros((20, 33), np.float64)}, {"n": np.zeros(9, np.int32)}, {"n": np.zeros(9, np.float32)}):
         with pytest.raises(hmc.UnsupportedError, match="casts are among"):
             weights.plan(source, target)
+    for shadow, kind in ((None, hmc.InvalidArgumentError), ("gpu", hmc.InvalidArgumentError), ("cuda:9999", hmc.UnsupportedError)):
+        with pytest.raises(kind):
+            weights.plan(source, {"x": np.zeros((20, 33), np.float32)}, shadow=shadow)
     for wrong in (-1, 1 << 62):
         with pytest.raises(hmc.InvalidArgumentError, match="epoch"):
             weights.publish(pair.source_ctx, {}, epoch=wrong, name="other")
