@@ -149,7 +149,8 @@ class Plan(Owned):
 
         Where a region has no source left, the pull raises what ended the last one: PeerLostError, EpochChangedError, or
         StaleBufferError for a publication that was closed. It raises CorruptError for bytes that are not those that were
-        published, HmcTimeoutError, HmcCancelledError, OutOfMemoryError. It may be repeated after each of them.
+        published, HmcTimeoutError, HmcCancelledError, OutOfMemoryError, and UnsupportedError where no transport of the Context
+        moves a source's memory into the shadow. It may be repeated after each of them.
         This call raises InvalidArgumentError while another pull is under way, OutOfMemoryError where no thread can be started.
         """
         self._check_process()
