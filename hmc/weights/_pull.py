@@ -23,7 +23,8 @@ from hmc.weights._remote import LOST, Source, release
 
 __all__ = ["Limits", "run"]
 
-_IN_FLIGHT = 4  # tasks of a source at another host, and into device memory; else one for each worker, whose thread copies it
+# Tasks in flight: of a source at another host; of a worker here, whose own thread copies into memory of the CPU; into a device's.
+_FAR, _HERE, _ON_DEVICE = 4, 1, 2
 _SLICE = 0.05  # seconds of a wait, between looks at cancel and deadline
 
 
@@ -220,7 +221,7 @@ class Worker:
         self.tables: Any = None
         self.flights: deque[Flight] = deque()
         self.stages: list[ConnBuffer] = []
-        self.in_flight = 1 if self.source.peer.same_host and plan.shadow.device == "cpu" else _IN_FLIGHT
+        self.in_flight = (_HERE if plan.shadow.device == "cpu" else _ON_DEVICE) if self.source.peer.same_host else _FAR
 
     def main(self) -> None:
         try:
