@@ -56,16 +56,20 @@ class Threads:
                 return
         self._run(task)
 
-    def end(self) -> None:
-        """Discard later tasks and wait for the others. For the end of the interpreter."""
+    def end(self, seconds: float) -> None:
+        """Discard later tasks and wait for the others, and for what they refer to. For the end of the interpreter."""
         with self._changed:
             self._ended = True
-            self._changed.wait_for(lambda: not self._tasks and self._running == 0, LONGEST_EXIT)
+            self._changed.wait_for(
+                lambda: not self._tasks and self._running == 0 and self._idle == self._started, max(0.0, seconds)
+            )
 
     def _work(self) -> None:
         while True:
             with self._changed:
                 self._idle += 1
+                if self._ended:
+                    self._changed.notify_all()
                 self._changed.wait_for(lambda: self._tasks)
                 self._idle -= 1
                 task = self._tasks.popleft()
@@ -86,11 +90,6 @@ class Threads:
 
 
 _threads = Threads()
-
-
-@atexit.register
-def _end() -> None:
-    _threads.end()
 
 
 class Once:
@@ -147,11 +146,27 @@ class Deadlines:
         self._queues: dict[float, list[Deadline]] = {}
         self._swept: dict[float, int] = {}  # how many were left of each length when closed ones were last looked for
         self._thread: threading.Thread | None = None
+        self._ended = False
+
+    def end(self, seconds: float) -> None:
+        """Discard all deadlines, and wait for the thread. For the end of the interpreter."""
+        with self._changed:
+            self._ended = True
+            self._queues.clear()
+            self._changed.notify()
+            thread = self._thread
+        if thread is not None:
+            thread.join(max(0.0, seconds))
 
     def add(self, seconds: float, action: Callable[[], object]) -> Deadline:
-        """Run `action` in `seconds` unless it is stopped before. RuntimeError: the system refuses the first thread."""
+        """Run `action` in `seconds` unless it is stopped before, or the interpreter ends.
+
+        RuntimeError: the system refuses the first thread.
+        """
         deadline = Deadline(time.monotonic() + seconds, action)
         with self._changed:
+            if self._ended:
+                return deadline
             if self._thread is None:
                 thread = threading.Thread(target=self._watch, name="hmc-torch-deadlines", daemon=True)
                 thread.start()
@@ -169,6 +184,8 @@ class Deadlines:
     def _watch(self) -> None:
         while True:
             with self._changed:
+                if self._ended:
+                    return
                 for seconds, queue in list(self._queues.items()):
                     _drop_closed(queue)
                     if not queue:
@@ -191,6 +208,14 @@ def _drop_closed(queue: list[Deadline]) -> None:
 
 
 deadlines = Deadlines()
+
+
+@atexit.register
+def _end() -> None:
+    # A thread that frees a tensor takes the interpreter's lock in a destructor of torch, which aborts the process at its end.
+    until = time.monotonic() + LONGEST_EXIT
+    _threads.end(LONGEST_EXIT)
+    deadlines.end(until - time.monotonic())
 
 
 def _start_anew() -> None:

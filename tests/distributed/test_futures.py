@@ -272,3 +272,36 @@ assert runs.wait(60)
         ranks=1,
     )
     assert "it ended" in said[0]
+
+
+@pytest.mark.parametrize("way", ["a deadline", "a task", "a task without a thread"])
+def test_an_exit_waits_for_what_a_thread_frees(run_torch: Callable[..., list[str]], way: str) -> None:
+    said = run_torch(
+        GROUPS
+        + f"way = {way!r}"
+        + """
+import os, time
+from hmc.torch._callbacks import deadlines, run_soon
+
+class Held:
+    def __call__(self):
+        called.set()
+
+    def __del__(self):  # as a tensor's, which gives up the interpreter's lock and takes it again
+        time.sleep(0.5)
+        os.write(1, b"freed" + os.linesep.encode())
+
+called = threading.Event()
+if way == "a deadline":
+    deadlines.add(0.01, Held())
+elif way == "a task":
+    run_soon(Held())
+else:
+    refuse("hmc-torch-future", 1000)
+    deadlines.add(0.01, lambda held=Held(): run_soon(held))
+assert called.wait(60)
+""",
+        ranks=1,
+        deadline=90,
+    )
+    assert said[0].count("freed") == 1, said
