@@ -21,12 +21,13 @@ from hmc.tensors import Tensor, view
 from hmc.weights import _cells
 from hmc.weights._casts import check_cast
 from hmc.weights._cells import Box, Cell, cells_of, tasks_of
+from hmc.weights._limits import Limits
 from hmc.weights._manifest import MAX_EPOCH, Shard
 from hmc.weights._moves import Move, Place
 from hmc.weights._parts import Part, parts_of
 from hmc.weights._publish import Publication
-from hmc.weights._pull import Limits, run
-from hmc.weights._remote import Source
+from hmc.weights._pull import run
+from hmc.weights._remote import Source, release
 from hmc.weights._sinks import Quantised, Sink, sink_of
 from hmc.weights._transfer import Pull
 
@@ -54,6 +55,7 @@ class Plan(Owned):
         self._pulled: int | None = None
         self._epoch: int | None = None
         self._closed = False
+        self._left = False  # the shadow: something may still write into it
         self._moves: dict[tuple[int, int, bool], Move] = {}
         self._sinks: list[Sink] = []
         self.places: list[Place] = []
@@ -131,6 +133,18 @@ class Plan(Owned):
             raise ClosedError("the plan is closed")
         return self._shadow
 
+    def leave_shadow(self) -> None:
+        """For the pull: a read that cannot be withdrawn may still write into the shadow. The next pull takes another."""
+        self._left = True
+
+    def _renew_shadow(self) -> None:
+        """OutOfMemoryError. HMC keeps the old one's memory for as long as it may be written."""
+        before = self.shadow
+        self._shadow = self.sources[0].ctx.buffer(before.nbytes, device=before.device)
+        self._moves.clear()
+        self._left = False
+        release(before)
+
     def move(self, cell: Cell, number: int, verify: bool) -> Move:
         """How a cell comes from source ``number``. For the pull."""
         key = (id(cell), number, verify)
@@ -165,6 +179,8 @@ class Plan(Owned):
             if verify and not all(source.digested for source in self.sources):
                 raise InvalidArgumentError("a source was published with digest=False: pass verify=False, or publish with digests")
             self._pulled = None
+            if self._left:
+                self._renew_shadow()
             before, self._pull = self._pull, Pull()
             try:
                 self._pull._begin(functools.partial(self._fill, verify, epoch, deadline))
@@ -288,7 +304,10 @@ class Plan(Owned):
         self._pull = None  # the traceback of its error refers to this plan
         if (shadow := self._shadow) is not None:
             with contextlib.suppress(ClosedError):
-                shadow.close(timeout=deadline.left())
+                if self._left:
+                    release(shadow)
+                else:
+                    shadow.close(timeout=deadline.left())
         with contextlib.suppress(ClosedError):
             self.scratch.close(deadline)
         self._moves.clear()

@@ -11,21 +11,19 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 from hmc._core import ConnBuffer, Work
-from hmc._deadline import Deadline
 from hmc._scratch import Scratch
-from hmc._threaded import Cancel
 from hmc._workers import run_on_thread
-from hmc.errors import EpochChangedError, HmcCancelledError, HmcError, HmcTimeoutError, OutOfMemoryError
+from hmc.errors import EpochChangedError, HmcTimeoutError, OutOfMemoryError
 from hmc.weights._cells import Cell, Task
+from hmc.weights._limits import SLICE, Limits, drain
 from hmc.weights._manifest import STATE_BYTES
 from hmc.weights._moves import Move
 from hmc.weights._remote import LOST, Source, release
 
-__all__ = ["Limits", "run"]
+__all__ = ["run"]
 
 # Tasks in flight: of a source at another host; of a worker here, whose own thread copies into memory of the CPU; into a device's.
 _FAR, _HERE, _ON_DEVICE = 4, 1, 2
-_SLICE = 0.05  # seconds of a wait, between looks at cancel and deadline
 
 
 class Planned(Protocol):
@@ -36,52 +34,12 @@ class Planned(Protocol):
 
     scratch: Scratch
 
+    def leave_shadow(self) -> None: ...
+
     @property
     def shadow(self) -> ConnBuffer: ...
 
     def move(self, cell: Cell, number: int, verify: bool) -> Move: ...
-
-
-class Limits:
-    """What ends a pull early: the user's cancel, the deadline, an error of another worker."""
-
-    def __init__(self, cancel: Cancel, deadline: Deadline) -> None:
-        self._cancel = cancel
-        self._deadline = deadline
-        self.failed = threading.Event()
-
-    def left(self, most: float) -> float:
-        left = self._deadline.left()
-        return most if left is None else min(most, left)
-
-    def check(self) -> None:
-        if self._cancel.asked:
-            raise HmcCancelledError("the pull was cancelled; the target is unchanged")
-        if self._deadline.left() == 0:
-            raise HmcTimeoutError("the pull has not ended by its deadline; it was stopped, and the target is unchanged")
-        if self.failed.is_set():
-            raise HmcCancelledError("another source of the pull has failed")
-
-    def finish(self, work: Work) -> None:
-        """Waits for an operation. Raises its error, or what ends the pull."""
-        while True:
-            try:
-                work.wait(self.left(_SLICE))
-            except HmcTimeoutError:
-                if work.done:
-                    work.wait()  # it ended just now, or with a timeout of its own
-                    return
-                self.check()
-            else:
-                return
-
-
-def drain(works: list[Work]) -> None:
-    """Returns when the operations have ended, withdrawn or by themselves, whatever their outcome."""
-    for work in works:
-        if not work.done and not work._withdraw():
-            with contextlib.suppress(HmcError):
-                work.wait()
 
 
 class Board:
@@ -112,7 +70,7 @@ class Board:
                         return number
                 if not wait or self._left == 0 or self._limits.failed.is_set():
                     return None
-                self._change.wait(_SLICE)
+                self._change.wait(SLICE)
                 self._limits.check()
 
     def done(self) -> None:
@@ -228,11 +186,13 @@ class Worker:
             with _borrowed(self.plan.scratch, STATE_BYTES) as words:
                 self._run(words)
         except (*LOST, EpochChangedError) as error:
-            self._drain()
-            self.board.lose(self.number, [flight.number for flight in self.flights], error)
+            if self._drain():
+                self.board.lose(self.number, [flight.number for flight in self.flights], error)
+            else:
+                self.board.fail(error)
         except BaseException as error:
-            self._drain()
             self.board.fail(error)
+            self._drain()
         finally:
             for buffer in self.stages:
                 release(buffer)
@@ -247,9 +207,12 @@ class Worker:
             self._same_epoch(words)
         self._read(words)
 
-    def _drain(self) -> None:
-        for flight in self.flights:
-            drain(flight.works)
+    def _drain(self) -> bool:
+        """False: the pull has ended, and what is still in flight may write into the shadow."""
+        ended = drain([work for flight in self.flights for work in flight.works], self.limits)
+        if not ended:
+            self.plan.leave_shadow()
+        return ended
 
     def _same_epoch(self, words: ConnBuffer) -> None:
         """What was read so far is of the generation that the pull began with."""

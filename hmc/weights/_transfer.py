@@ -16,8 +16,8 @@ __all__ = ["Pull"]
 class Pull(ThreadedWork):
     """A pull in flight: wait for it or await it. Any thread.
 
-    It ends only once nothing of it can still be read or written. Dropping it does not cancel it. Until commit() the target is
-    unchanged, whatever the outcome.
+    It ends only once nothing of it can still be written, unless its source is stopped: then into memory that nothing uses any more.
+    Dropping it does not cancel it. Until commit() the target is unchanged, whatever the outcome.
     """
 
     def __init__(self) -> None:

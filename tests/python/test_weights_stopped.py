@@ -14,6 +14,7 @@ from weights_lab import NAMES, Lab, after
 from weights_sides import Source, empty, holds
 
 import hmc
+import hmc.testing
 from hmc import weights
 from hmc.weights import _pull, _remote
 
@@ -127,3 +128,60 @@ def test_a_source_beside_a_stopped_one_gives_everything_once_that_goes_on(
         pull.wait(SOON)
     plan.commit()
     assert holds(target, 1)
+
+
+# A staged read into device memory that has begun cannot be withdrawn.
+INTO_A_DEVICE = """
+import signal
+from weights_lab import NAMES, Lab
+from weights_sides import empty, holds
+from hmc import weights
+from hmc.weights import _cells, _pull
+
+_cells.DEVICE_TASK_BYTES = 1 << 16
+with contextlib.ExitStack() as end:
+    lab = Lab(end.enter_context(hmc.Context(transports="tcp,staging")), "tcp,staging", end)
+    source, target = lab.source(), empty(NAMES)
+    plan = end.enter_context(weights.plan(source.look_up(lab.ctx), target, shadow="cuda:0"))
+    for way in ("timeout", "cancel", "close"):
+        plan.pull(timeout=SOON).wait()  # buffers are known to both sides: the next reads begin at once
+        post, before, stopped = _pull.Worker._post, plan.shadow, threading.Event()
+
+        def stop(*given):
+            post(*given)
+            if not stopped.is_set():
+                source.kill(signal.SIGSTOP)
+                stopped.set()
+
+        _pull.Worker._post = stop
+        pull = plan.pull(timeout=2 if way == "timeout" else None)
+        assert stopped.wait(SOON)
+        if way != "timeout":
+            with contextlib.suppress(hmc.HmcTimeoutError):
+                pull.wait(1)
+        if way == "cancel":
+            pull.cancel()
+        if way == "close":
+            plan.close(SOON)
+        try:
+            pull.wait(SOON)
+        except (hmc.HmcTimeoutError if way == "timeout" else hmc.HmcCancelledError):
+            pass
+        assert pull.done and pull.error() is not None, way
+        _pull.Worker._post = post
+        source.kill(signal.SIGCONT)
+        if way == "close":
+            plan = end.enter_context(weights.plan(plan.sources, target, shadow="cuda:0"))
+        plan.pull(timeout=SOON).wait()
+        assert way == "close" or plan.shadow is not before, "what is still read may come late"
+        plan.commit()
+        assert holds(target, 1), way
+        for one in target.values():
+            one.array[...] = 0
+print("ended")
+"""
+
+
+def test_a_pull_into_a_device_ends_beside_a_stopped_source(run_script: Callable[..., str]) -> None:
+    source = f"SOON = {SOON}\nimport contextlib, threading\n" + INTO_A_DEVICE
+    assert "ended" in run_script(source, dict(hmc.testing.environment("cuda", devices=2)))
