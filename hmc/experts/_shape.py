@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 from hmc._arguments import flag, whole
@@ -66,22 +66,22 @@ class Shape:
             raise InvalidArgumentError(f"experts.Buffer: hidden is {shape.hidden}; rows of fp8 have a multiple of {SCALED} columns")
         return shape
 
-    @cached_property
+    @functools.cached_property
     def scaled(self) -> bool:
         """Whether dispatched rows have scales."""
         return self.dtype == "float8_e4m3fn"
 
-    @cached_property
+    @functools.cached_property
     def row_bytes(self) -> int:
         """Of a dispatched row, without scales."""
         return self.hidden * _dtypes.size_of(self.dtype)
 
-    @cached_property
+    @functools.cached_property
     def scale_bytes(self) -> int:
         """Of the scales of a dispatched row; 0: none."""
         return 4 * (self.hidden // SCALED) if self.scaled else 0
 
-    @cached_property
+    @functools.cached_property
     def result_bytes(self) -> int:
         """Of a row of results."""
         return self.hidden * _dtypes.size_of(self.combine_dtype)

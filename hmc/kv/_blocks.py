@@ -6,8 +6,8 @@ has no call in between.
 
 from __future__ import annotations
 
+import array
 import threading
-from array import array
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import islice
@@ -30,7 +30,7 @@ def numbers(blocks: Any, most: int, end: int) -> NDArray[np.uint64]:
     else:
         plain = isinstance(blocks, list) and set(map(type, blocks)) == {int}  # else wholes() says what is wrong
         try:
-            listed = np.array(array("q", blocks if plain else wholes("blocks", blocks)), np.uint64)
+            listed = np.array(array.array("q", blocks if plain else wholes("blocks", blocks)), np.uint64)
         except OverflowError:
             listed = np.zeros(0, np.uint64)  # refused below, as every number that is too large
     if not 0 < len(listed) <= most or listed.max() >= end:
