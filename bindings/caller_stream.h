@@ -10,7 +10,7 @@ namespace hmc::bindings {
 // The `stream=` of a call that returns a Work.
 class CallerStream {
  public:
-  // Null and None: none is given.
+  // Null or None: the caller gives no stream.
   explicit CallerStream(py::handle stream) : given_(stream && !stream.is_none()), handle_(stream_of(stream)) {}
   // The call starts behind what the stream has now.
   [[nodiscard]] MemoryView of(MemoryView view) const {

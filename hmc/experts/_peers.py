@@ -29,7 +29,7 @@ class Peers:
         self.size = comm.size
         self._from_here = [*range(comm.rank, comm.size), *range(comm.rank)]
         self._lost: set[int] = set()
-        #: Ranks but those that this one goes on without, although they live.
+        #: All ranks but the masked ones.
         self.unmasked = list(range(comm.size))
         #: By rank: number of combine headers sent to it, each of which it acknowledges, and the call of the last one.
         self.served = [(0, -1)] * comm.size

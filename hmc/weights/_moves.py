@@ -13,7 +13,7 @@ from hmc import tensors
 from hmc._core import ConnBuffer, Work
 from hmc.errors import CorruptError
 from hmc.weights._cells import Box, Cell, groups_of, widened
-from hmc.weights._contents import cast, contents_of, digest_of
+from hmc.weights._compute import cast, contents_of, digest_of
 from hmc.weights._manifest import Shard
 from hmc.weights._parts import WORDS, Part
 from hmc.weights._remote import Source

@@ -165,7 +165,8 @@ class Plan(Owned):
         StaleBufferError for a publication that was closed. It raises CorruptError for bytes that are not those that were
         published, HmcTimeoutError, HmcCancelledError, OutOfMemoryError, and UnsupportedError where no transport of the Context
         moves a source's memory into the shadow. It may be repeated after each of them.
-        This call raises InvalidArgumentError while another pull is under way, OutOfMemoryError where no thread can be started.
+        This call raises InvalidArgumentError while another pull is under way, OutOfMemoryError where no thread can be started, and
+        where a read of an earlier pull may still write into the shadow and there is no memory for another.
         """
         self._check_process()
         deadline = Deadline(timeout)

@@ -19,7 +19,7 @@ from hmc._streams import queued, wait_for
 from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError
 from hmc.tensors._register import is_dense
 from hmc.weights._cells import TASK_BYTES
-from hmc.weights._contents import table_of
+from hmc.weights._compute import table_of
 from hmc.weights._digest import Grid
 from hmc.weights._manifest import MAX_AXES, MAX_EPOCH, MAX_EXTENT, STATE_BYTES, Manifest, Shard, published_as
 from hmc.weights._parts import Part, memory_of, parts_of, plain

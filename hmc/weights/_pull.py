@@ -124,7 +124,7 @@ class Flight:
 
 @contextlib.contextmanager
 def _borrowed(memory: Scratch, nbytes: int) -> Iterator[ConnBuffer]:
-    """Memory for short reads. After an error, when a peer may still write into it, nobody uses it again."""
+    """Memory for short reads. After an error a peer may still write into it, so that it is not given back."""
     buffer = memory.take(nbytes)
     try:
         yield buffer
@@ -345,7 +345,7 @@ def run(plan: Planned, verify: bool, epoch: int | None, limits: Limits) -> int:
         for worker in workers[1:]:
             run_on_thread(worker.main, "hmc.weights source")
             started.append(worker)
-    except OutOfMemoryError as lack:  # no more threads: those that run still write the shadow
+    except OutOfMemoryError as lack:  # those that have started still write into the shadow
         if len(started) < len(required) - 1:
             board.fail(OutOfMemoryError(f"the pull requires {len(required) - 1} more threads, {len(started)} have started: {lack}"))
     workers[0].main()

@@ -6,7 +6,7 @@
 namespace hmc {
 namespace {
 
-// Runtimes serve every Context of the process: another Context's thread, without our engine lock, may be the one that completes
+// A runtime serves all Contexts of the process: a thread of another Context, which does not hold this engine's lock, may complete
 // what a device carries out.
 class Flag final : public Completion {
  public:

@@ -117,7 +117,7 @@ class RunList {
   bool even_ = true;  // the pieces of dimensions are equally spaced
   std::vector<std::uint64_t> lengths_;
   std::map<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>, LayoutRuns> runs_;
-  LayoutRuns* last_ = nullptr;  // the one that the last run went to; most runs go where the last one did
+  LayoutRuns* last_ = nullptr;  // of the last run; most runs belong to the same list as the one before
   std::uint64_t count_ = 0;
 };
 

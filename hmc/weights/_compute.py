@@ -14,7 +14,7 @@ from hmc.tensors import _dtypes
 from hmc.weights._casts import cast_rows
 from hmc.weights._digest import Band, Contents, Grid
 
-__all__ = ["cast", "contents_of", "digest_of", "host_copy", "table_of"]
+__all__ = ["cast", "contents_of", "digest_of", "table_of"]
 
 # What a kernel's call raises, before it has written anything, where the CPU is to compute: there is none, or not yet, or no memory.
 _NOT_HERE = (UnsupportedError, OutOfMemoryError)
@@ -25,7 +25,7 @@ def contents_of(buffer: ConnBuffer) -> Contents:
     return buffer.numpy() if buffer.device == "cpu" else buffer.memory
 
 
-def host_copy(data: Memory) -> NDArray[np.uint8]:
+def _host_copy(data: Memory) -> NDArray[np.uint8]:
     """A copy in CPU memory."""
     copy = Memory(data.nbytes)
     copy.copy_blocks_from(data, [0], [0], data.nbytes)
@@ -38,7 +38,7 @@ def digest_of(grid: Grid, data: Contents, stride: int, first_row: int, rows: int
     if isinstance(data, Memory):
         with contextlib.suppress(*_NOT_HERE):
             return grid.digest(data, stride, first_row, rows, first, last)
-        data = host_copy(data[: min(data.nbytes, rows * stride)])
+        data = _host_copy(data[: min(data.nbytes, rows * stride)])
     return grid.digest(data, stride, first_row, rows, first, last)
 
 
@@ -47,7 +47,7 @@ def table_of(grid: Grid, band: Band, data: Contents) -> NDArray[np.uint64]:
     if isinstance(data, Memory):
         with contextlib.suppress(*_NOT_HERE):
             return grid.table_of(band, data)
-        data = host_copy(data)
+        data = _host_copy(data)
     return grid.table_of(band, data)
 
 
@@ -59,7 +59,7 @@ def cast(kinds: tuple[str, str], source: Contents, stride: int, target: Any, tar
         if not isinstance(source, Memory):
             raise
         size, made = _dtypes.size_of(kinds[0]), _dtypes.size_of(kinds[1])
-        read = host_copy(source[: ((rows - 1) * stride + columns) * size])
+        read = _host_copy(source[: ((rows - 1) * stride + columns) * size])
         written = np.empty(rows * columns * made, np.uint8)
         cast_rows(kinds, read, stride, written, columns, rows, columns)
         at = np.arange(rows, dtype=np.int64) * made
