@@ -4,11 +4,10 @@
 #include <utility>
 
 namespace hmc {
-namespace {
 
 // A runtime serves all Contexts of the process: a thread of another Context, which does not hold this engine's lock, may complete
 // what a device carries out.
-class Flag final : public Completion {
+class DeviceEnd final : public Completion {
  public:
   void complete(Status status) noexcept override {
     status_ = std::move(status);
@@ -22,6 +21,8 @@ class Flag final : public Completion {
   std::atomic<bool> over_{false};
 };
 
+namespace {
+
 void release_kept_memory(const std::shared_ptr<Engine>& engine, DeviceRuntime& runtime) {
   if (!runtime.compute().keeps_memory()) return;
   const auto release = [&runtime](const void*) { runtime.compute().release_memory(); };
@@ -33,25 +34,25 @@ class DeviceWork final : public WorkState, private Pollable {
   DeviceWork(std::shared_ptr<Engine> engine, DeviceRuntime& runtime) noexcept : WorkState(std::move(engine)), runtime_(runtime) {}
   void start(const std::function<Status(Completion* done)>& start) {
     accepted();
-    if (Status status = start(&flag_); !status.ok()) return complete(std::move(status));
+    if (Status status = start(&end_); !status.ok()) return complete(std::move(status));
     engine()->add(*this);
     engine()->kick();
   }
 
  private:
   bool poll() override {
-    if (!flag_.over()) runtime_.poll();
-    if (!flag_.over()) return false;
+    if (!end_.over()) runtime_.poll();
+    if (!end_.over()) return false;
     const auto self = shared_from_this();
     engine()->remove(*this);
-    complete(std::move(flag_.status()));
+    complete(std::move(end_.status()));
     return true;
   }
   bool arm() override { return false; }
   void released() noexcept override { release_kept_memory(engine(), runtime_); }
 
   DeviceRuntime& runtime_;
-  Flag flag_;
+  DeviceEnd end_;
 };
 
 }  // namespace
@@ -66,15 +67,15 @@ std::shared_ptr<WorkState> work_on_device(const std::shared_ptr<Engine>& engine,
 class OrderedWork final : public WorkState {
  public:
   OrderedWork(std::shared_ptr<Engine> engine, DeviceRuntime& runtime) noexcept : WorkState(std::move(engine)), runtime_(runtime) {}
-  [[nodiscard]] Completion* completion() noexcept { return &flag_; }
-  [[nodiscard]] bool over() const noexcept { return flag_.over(); }
-  void end() { complete(std::move(flag_.status())); }
+  [[nodiscard]] Completion* completion() noexcept { return &end_; }
+  [[nodiscard]] bool over() const noexcept { return end_.over(); }
+  void end() { complete(std::move(end_.status())); }
 
  private:
   void released() noexcept override { release_kept_memory(engine(), runtime_); }
 
   DeviceRuntime& runtime_;
-  Flag flag_;
+  DeviceEnd end_;
 };
 
 std::shared_ptr<WorkState> OrderedWorks::start(DeviceRuntime& runtime, const std::function<Status(Completion* done)>& start) {
