@@ -252,24 +252,25 @@ __device__ inline void give_in_cells(const Call& call, Number half, Number begin
     for (Number at = begin; at == 0 || at < packs_of(part.bytes); at += stride) {
       Pack<Format> pack;
       pack.load(call.input + part.offset + at * pack_bytes, part.bytes == 0 ? 0 : valid_of<Format>(part.bytes, at), call.width);
-      write_half_cell(cells + at * cell_bytes, pack.words.word[0], pack.words.word[1], call.shot);
-      write_half_cell(cells + at * cell_bytes + pack_bytes, pack.words.word[2], pack.words.word[3], call.shot);
+      write_half_cell(half_cell(cells, at, 0), pack.words.word[0], pack.words.word[1], call.shot);
+      write_half_cell(half_cell(cells, at, 1), pack.words.word[2], pack.words.word[3], call.shot);
     }
   }
 }
 
 // Waits for it. False: the call was ended.
-__device__ inline bool read_cell(const Call& call, const char* cells, Number at, Words& words, unsigned& looks) {
-  const char* const cell = cells + at * cell_bytes;
-  while (!read_half_cell(cell, words.word[0], words.word[1], call.shot) ||
-         !read_half_cell(cell + pack_bytes, words.word[2], words.word[3], call.shot)) {
+__device__ inline bool read_cell(const Call& call, char* cells, Number at, Words& words, unsigned& looks) {
+  for (;;) {
+    // Both are on their way before one is looked at.
+    const bool first = read_half_cell(half_cell(cells, at, 0), words.word[0], words.word[1], call.shot);
+    const bool second = read_half_cell(half_cell(cells, at, 1), words.word[2], words.word[3], call.shot);
+    if (first && second) return true;
     if (ended_after(call, looks)) return false;
   }
-  return true;
 }
 
 template <class Format>
-__device__ inline void reduce_cells(const Call& call, const char* cells, Number begin, Number stride) {
+__device__ inline void reduce_cells(const Call& call, char* cells, Number begin, Number stride) {
   unsigned looks = 0;
   for (Number at = begin; at == 0 || at < packs_of(call.own.bytes); at += stride) {
     const unsigned valid = call.own.bytes == 0 ? 0 : valid_of<Format>(call.own.bytes, at);
@@ -297,7 +298,7 @@ __device__ inline void reduce_cells(const Call& call, const char* cells, Number 
 }
 
 template <class Format>
-__device__ inline void take_cells(const Call& call, const char* cells, Number begin, Number stride) {
+__device__ inline void take_cells(const Call& call, char* cells, Number begin, Number stride) {
   unsigned looks = 0;
   for (unsigned i = 0; i < call.ranks; ++i) {
     const unsigned from = (call.rank + i) % call.ranks;
@@ -328,7 +329,7 @@ __device__ inline void exchange(const Call& call) {
   const Number begin = static_cast<Number>(blockIdx.x) * blockDim.x + threadIdx.x;
   const Number half = call.cells_at + (call.shot % 2) * call.ranks * call.cells;
   give_in_cells<Format>(call, half, begin, stride);
-  const char* const cells = call.segments[call.rank] + half;
+  char* const cells = call.segments[call.rank] + half;
   if (call.sources != 0) return reduce_cells<Format>(call, cells, begin, stride);
   if constexpr (hands_on<Format>) take_cells<Format>(call, cells, begin, stride);
 }
