@@ -16,6 +16,8 @@ class Drivers {
   }
   // A round by another thread than the watcher, or a post after which the watcher may wait for the next tick.
   void count() noexcept { driven_.store(driven_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
+  // A posting call looks in the watcher's place. Lock held, as for count().
+  void look_in_post() noexcept { posts_.store(posts_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
   // The driver stops. A thread that calls present() with the lock held sees it.
   void leave() noexcept { present_.store(false, std::memory_order_relaxed); }
 
@@ -27,11 +29,14 @@ class Drivers {
   [[nodiscard]] bool present() const noexcept { return present_.load(); }
   // Differs from an earlier value if drivers came meanwhile.
   [[nodiscard]] std::uint64_t driven() const noexcept { return driven_.load(std::memory_order_relaxed); }
+  // Differs from an earlier value if posting calls have looked meanwhile.
+  [[nodiscard]] std::uint64_t posts() const noexcept { return posts_.load(std::memory_order_relaxed); }
 
  private:
   // A cache line of their own: written by drivers at every round, read by the watcher once per tick.
   alignas(64) std::atomic<bool> present_{false};
   std::atomic<std::uint64_t> driven_{0};
+  std::atomic<std::uint64_t> posts_{0};
 };
 
 }  // namespace hmc

@@ -20,6 +20,10 @@ std::optional<Watch::Nap> Watch::round() {
     return standby(Nap{false, Deadline::Clock::now() + WatchPace::tick});
   }
   pace_.go_ahead(driven);
+  if (pace_.leaves_to_posts(core_.drivers.posts(), Deadline::Clock::now())) {
+    relax();
+    return std::nullopt;
+  }
   EngineLock::Lock held;
   if (core_.lock.try_lock()) {
     held = core_.lock.adopt();

@@ -33,6 +33,10 @@ class WatchPace {
   // what that call sets in motion. Shorter ones are not worth the sleep: over sockets this thread may be the one that receives.
   static constexpr auto lock_patience = std::chrono::microseconds(100);
 
+  // Posting calls look at what they post, and the watcher leaves the lock to them while they follow one another so closely: two
+  // threads that take turns at the lock and at the vendor's cost a launch a third more.
+  static constexpr auto post_patience = std::chrono::microseconds(15);
+
   // Whether drivers came since the last call of either function below.
   [[nodiscard]] bool drivers_came(std::uint64_t driven) const noexcept { return driven != driven_; }
   // The watcher stands aside for drivers. True once they have moved what was kicked for a while: they need not ring whenever one
@@ -47,6 +51,14 @@ class WatchPace {
     return kicked && ++kicked_standbys_ > patient_standbys;
   }
   void go_ahead(std::uint64_t driven) noexcept { driven_ = driven; }
+  // `posts`: Drivers::posts().
+  [[nodiscard]] bool leaves_to_posts(std::uint64_t posts, TimePoint now) noexcept {
+    if (posts != posts_) {
+      posts_ = posts;
+      posted_at_ = now;
+    }
+    return now - posted_at_ < post_patience;
+  }
 
   // Another thread has the lock. True: look again; false: block on it.
   [[nodiscard]] bool looks_again(TimePoint now) noexcept {
@@ -83,6 +95,8 @@ class WatchPace {
 
  private:
   std::uint64_t driven_ = 0;
+  std::uint64_t posts_ = 0;
+  TimePoint posted_at_{};  // when it first saw that many
   TimePoint linger_until_{};
   unsigned empty_rounds_ = 0;
   unsigned refusals_ = 0;         // in a row

@@ -46,7 +46,12 @@ Status Work::join(const Device& device, StreamHandle stream) const {
   if (const auto order = locked(*engine, [&] { return state_->device_order(); })) {
     const auto patience = locked(*engine, [&] { return order->patience(); });
     static_cast<void>(engine->drive_flag(Deadline::after(patience), order->settled()));
-    if (locked(*engine, [&] { return order->order(device, stream); })) return {};
+    const bool ordered = locked(*engine, [&] {
+      if (!order->order(device, stream)) return false;
+      engine->count_as_driven();
+      return true;
+    });
+    if (ordered) return {};
   }
   const auto gate = std::make_shared<StreamGate>();
   HMC_TRY(runtime->streams().hold(device.index(), stream, gate));

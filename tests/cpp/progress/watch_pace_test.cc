@@ -25,6 +25,15 @@ TEST(WatchPace, ClearsAKickThatDriversKeepServing) {
   EXPECT_FALSE(pace.stand_aside(11, true));
 }
 
+TEST(WatchPace, LeavesTheLockToPostsThatFollowOneAnother) {
+  WatchPace pace;
+  EXPECT_FALSE(pace.leaves_to_posts(0, start));
+  EXPECT_TRUE(pace.leaves_to_posts(1, start));
+  EXPECT_TRUE(pace.leaves_to_posts(2, start + WatchPace::post_patience));
+  EXPECT_TRUE(pace.leaves_to_posts(2, start + 2 * WatchPace::post_patience - std::chrono::nanoseconds(1)));
+  EXPECT_FALSE(pace.leaves_to_posts(2, start + 2 * WatchPace::post_patience));
+}
+
 TEST(WatchPace, LooksAgainUntilPatienceEnds) {
   WatchPace pace;
   EXPECT_TRUE(pace.looks_again(start));

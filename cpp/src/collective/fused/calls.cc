@@ -18,8 +18,9 @@ namespace {
 // Bytes that one look moves, about: as long as the engine lock may be held.
 constexpr std::size_t bytes_per_poll = 256 << 10;
 
-// Calls of a rank that its device has been given: so many that it need not wait for the host, and few enough to look at each often.
-constexpr std::size_t most_on_device = 8;
+// Calls of a rank that its device has been given: so many that a caller who works ahead of the device rarely waits for it
+// (Call::patience), and fewer than a device's queue takes.
+constexpr std::size_t most_on_device = 64;
 
 // A wait with the engine lock held: polls as long as the engine would. Where threads outnumber cores it then leaves the core to the
 // other ranks, again and again: that is when they announce, and looks at everything else in between cost more than the call.
@@ -105,6 +106,9 @@ std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, st
     announce(*posted);
   }
   group_.engine()->kick();
+  // Its rank's earlier calls may have been announced by all by now. Another thread that launched them would share the lock, and the
+  // vendor's, with this one.
+  if (posted->may_be_on_device()) group_.engine()->look_in_post();
   return posted;
 }
 
@@ -280,6 +284,9 @@ bool Calls::is_next(std::size_t index) const noexcept {
 bool Calls::poll() {
   if (under_way_.empty()) return false;
   bool moved = false;
+  bool some_gave_up = false;
+  for (std::uint32_t r = 0; r < slots().ranks(); ++r)
+    some_gave_up = some_gave_up || slots().board(r).gave_up.load(std::memory_order_seq_cst) != 0;
   std::ranges::fill(on_device_, 0);
   std::size_t ranks = group_.local().size();  // whose later calls may be next
   for (std::size_t i = 0; i < under_way_.size() && ranks != 0;) {
@@ -288,10 +295,13 @@ bool Calls::poll() {
       ++i;
       continue;
     }
-    const auto call = under_way_[i];
-    if (advance(call)) moved = true;
-    if (i >= under_way_.size() || under_way_[i] != call) continue;
-    on_device = call->device_work_ ? on_device + 1 : most_on_device;
+    // What a device has been given changes by itself, unless a rank has given up.
+    if (!under_way_[i]->device_work_ || some_gave_up) {
+      const auto call = under_way_[i];
+      if (advance(call)) moved = true;
+      if (i >= under_way_.size() || under_way_[i] != call) continue;
+    }
+    on_device = under_way_[i]->device_work_ ? on_device + 1 : most_on_device;
     if (on_device == most_on_device) --ranks;
     ++i;
   }
