@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -76,6 +77,23 @@ UniqueFd make_memfd(const char* name, unsigned flags) noexcept {
   int fd = memfd_create(name, flags | noexec_seal);
   if (fd < 0 && errno == EINVAL) fd = memfd_create(name, flags);
   return UniqueFd(fd);
+}
+
+// In parts after a signal, which ends the system's call: some kernels then take back all that the call has allocated.
+int allocate_pages(int fd, std::size_t offset, std::size_t bytes) noexcept {
+  std::size_t most = bytes;
+  while (bytes != 0) {
+    const std::size_t n = std::min(most, bytes);
+    if (fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(n)) == 0) {
+      offset += n;
+      bytes -= n;
+    } else if (errno == EINTR) {
+      most = std::size_t{4} << 20;
+    } else {
+      return errno;
+    }
+  }
+  return 0;
 }
 
 bool refuses_shared_memory(std::int64_t error) noexcept { return error == EPERM || error == EACCES || error == ENOSYS; }

@@ -2,6 +2,7 @@
 // made before the fork owns nothing, and its number may be another descriptor's.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <utility>
 
@@ -40,6 +41,8 @@ class UniqueFd {
 
 // Anonymous shared memory, close-on-exec and sealable, with the MFD_* `flags` besides; empty on failure (errno says why).
 [[nodiscard]] UniqueFd make_memfd(const char* name, unsigned flags = 0) noexcept;
+// Allocates the pages of [offset, offset + bytes) of such a file, also beside signals. 0, or errno: some may be allocated then.
+[[nodiscard]] int allocate_pages(int fd, std::size_t offset, std::size_t bytes) noexcept;
 // Whether this errno of make_memfd() refuses shared memory as such (a security profile does), rather than more of it.
 [[nodiscard]] bool refuses_shared_memory(std::int64_t error) noexcept;
 

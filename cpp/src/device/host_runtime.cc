@@ -55,21 +55,6 @@ class HostAllocation final : public Allocation {
   const std::uint32_t epoch_ = fork_epoch();
 };
 
-// Allocates the pages of a file of `length` bytes. 0, or errno. In parts: a signal ends the system's call, and some kernels then
-// take back all that the call has allocated.
-int allocate_pages(int fd, std::size_t length) noexcept {
-  constexpr std::size_t part = std::size_t{4} << 20;
-  for (std::size_t at = 0; at < length;) {
-    const std::size_t n = std::min(part, length - at);
-    if (fallocate(fd, 0, static_cast<off_t>(at), static_cast<off_t>(n)) == 0) {
-      at += n;
-    } else if (errno != EINTR) {
-      return errno;
-    }
-  }
-  return 0;
-}
-
 // Maps `length` bytes of `fd` (-1: private memory) at a multiple of `alignment`. Address or MAP_FAILED.
 void* map_aligned(int fd, std::size_t length, std::size_t alignment) {
   const int kind = (fd < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED) | MAP_POPULATE;
@@ -235,7 +220,7 @@ class HostRuntime final : public DeviceRuntime, private MemorySharing, private D
     if (!fd) return refuse_memory("memfd_create", bytes, errno);
     if (ftruncate(fd.get(), static_cast<off_t>(length)) != 0) return refuse_memory("allocation", bytes, errno);
     // In full, now: a peer that maps it must never meet a page that cannot be had (SIGBUS).
-    if (const int error = allocate_pages(fd.get(), length); error != 0) return refuse_memory("allocation", bytes, error);
+    if (const int error = allocate_pages(fd.get(), 0, length); error != 0) return refuse_memory("allocation", bytes, error);
     if (fcntl(fd.get(), F_ADD_SEALS, required_seals) != 0) return errno_status("sealing shared memory", errno);
     void* data = map_aligned(fd.get(), length, std::max(options.alignment, unit));
     if (data == MAP_FAILED) return refuse_memory("mapping", bytes, errno);

@@ -41,10 +41,7 @@ Result<SharedPages> SharedPages::attach(UniqueFd fd, std::string_view name, std:
 
 Status SharedPages::reserve(std::size_t offset, std::size_t bytes) const {
   HMC_TRY(check_available(bytes));
-  int error = 0;
-  do {
-    error = fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
-  } while (error == EINTR);
+  int error = allocate_pages(fd_.get(), offset, bytes);
   if (error == ENOSPC) error = ENOMEM;
   return error == 0 ? Status() : errno_status("allocating " + std::to_string(bytes) + " bytes of shared memory", error);
 }
