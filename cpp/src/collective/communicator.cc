@@ -104,10 +104,13 @@ Result<Peer> Communicator::peer(int rank, Deadline deadline) const {
   const auto engine = group.engine();
   {
     const auto lock = engine->lock();
-    peer->when_ready([outcome, engine](const Status& status) {
-      *outcome = {true, status};
+    const auto on_ready = [weak = std::weak_ptr(outcome), engine](const Status& status) {
+      const auto waiting = weak.lock();
+      if (!waiting) return;
+      *waiting = {true, status};
       engine->wake_waiters();
-    });
+    };
+    peer->when_ready(on_ready, WhenIdle::connect, outcome);
   }
   if (!engine->drive(deadline, [&] { return outcome->done || !group.open().ok(); })) {
     return Status(Code::timeout, group.describe(static_cast<std::uint32_t>(rank)) + " could not be connected in time");

@@ -36,7 +36,7 @@ PeerImpl::~PeerImpl() {
 
 ContextState& PeerImpl::context() noexcept { return context_; }
 
-void PeerImpl::when_ready(std::function<void(const Status&)> action, WhenIdle idle) {
+void PeerImpl::when_ready(std::function<void(const Status&)> action, WhenIdle idle, ActionOwner owner) {
   switch (phase()) {
     case PeerPhase::ready:
       action({});
@@ -46,11 +46,11 @@ void PeerImpl::when_ready(std::function<void(const Status&)> action, WhenIdle id
       action(failure());
       return;
     case PeerPhase::idle:
-      handshake_.when_over(std::move(action));
+      handshake_.when_over(std::move(action), std::move(owner));
       if (idle == WhenIdle::connect) handshake_.connect();
       return;
     case PeerPhase::connecting:
-      handshake_.when_over(std::move(action));
+      handshake_.when_over(std::move(action), std::move(owner));
       return;
   }
 }

@@ -42,7 +42,7 @@ class PeerImpl final : public PeerState {
     if (closing_.in_progress()) closing_.advance_soon();
   }
   [[nodiscard]] PostQueue& posts() noexcept override { return posts_; }
-  void when_ready(std::function<void(const Status&)> action, WhenIdle idle = WhenIdle::connect) override;
+  void when_ready(std::function<void(const Status&)> action, WhenIdle idle = WhenIdle::connect, ActionOwner owner = {}) override;
   [[nodiscard]] Liveness& liveness() noexcept override { return liveness_; }
   Status signal(ByteSpan head, ByteSpan body) override { return messages_.signal(head, body); }
   [[nodiscard]] const Capabilities& message_capabilities() const noexcept override { return messages_.capabilities(); }

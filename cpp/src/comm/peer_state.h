@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -81,8 +82,10 @@ class PeerState : public std::enable_shared_from_this<PeerState> {
   }
 
   // Runs `action` once: at once when ready, else when the peer becomes ready (starting to connect when idle) or with the failure.
-  // WhenIdle::wait: an idle peer stays idle until something else connects.
-  virtual void when_ready(std::function<void(const Status&)> action, WhenIdle idle = WhenIdle::connect) = 0;
+  // WhenIdle::wait: an idle peer stays idle until something else connects. Without its `owner`, of a wait that may end first, the
+  // action does not run.
+  using ActionOwner = std::optional<std::weak_ptr<const void>>;
+  virtual void when_ready(std::function<void(const Status&)> action, WhenIdle idle = WhenIdle::connect, ActionOwner owner = {}) = 0;
   [[nodiscard]] virtual Liveness& liveness() noexcept = 0;
   // Ready only. Signals of messages and notifications: accepted means delivered once and in order, unless the peer ends. Errors as
   // Endpoint::signal; would_block also while another connection takes over from one that failed.

@@ -26,10 +26,11 @@ class ImportWait final : public ResultWork<RemoteBuffer> {
       : ResultWork(peer->impl()), owner_(&peer->impl()), peer_(std::move(peer)), name_(name), descriptor_(descriptor) {}
 
   void start(Deadline deadline) {
-    peer_->when_ready([weak = this->weak()](const Status& status) {
+    const auto on_ready = [weak = this->weak()](const Status& status) {
       const auto self = weak.lock();
       if (self && !self->done()) self->on_ready(status);
-    });
+    };
+    peer_->when_ready(on_ready, WhenIdle::connect, weak());
     begin(deadline);
   }
   [[nodiscard]] const std::string& name() const noexcept { return name_; }

@@ -29,11 +29,14 @@ Status wait_ready(PeerImpl& peer, Deadline deadline) {
   {
     const auto lock = context.engine()->lock();
     if (peer.phase() == PeerPhase::ready) return {};
-    peer.when_ready([wait, engine = context.engine()](const Status& status) {
-      wait->status = status;
-      wait->done.store(1);
+    const auto on_ready = [weak = std::weak_ptr(wait), engine = context.engine()](const Status& status) {
+      const auto waiting = weak.lock();
+      if (!waiting) return;
+      waiting->status = status;
+      waiting->done.store(1);
       engine->wake_waiters();
-    });
+    };
+    peer.when_ready(on_ready, WhenIdle::connect, wait);
   }
   if (context.engine()->drive_flag(deadline, wait->done)) return wait->status;
   HMC_TRY(context.usable());

@@ -3,6 +3,7 @@
 // ready.
 #include "comm/session/peer_handshake.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "base/log.h"
@@ -214,10 +215,21 @@ void PeerHandshake::complete() {
   peer_.impl().engine()->wake_waiters();
 }
 
+// A peer may never come, while any number of waits for it end.
+void PeerHandshake::when_over(Action action, PeerState::ActionOwner owner) {
+  if (actions_.size() >= sweep_at_) {
+    std::erase_if(actions_, [](const OwnedAction& each) { return each.expired(); });
+    sweep_at_ = std::max<std::size_t>(64, actions_.size() * 2);
+  }
+  actions_.push_back({std::move(action), std::move(owner)});
+}
+
 void PeerHandshake::end(const Status& outcome) {
   timer_.stop();
   if (const auto give_up = std::exchange(give_up_, nullptr)) give_up();
-  for (auto& action : std::exchange(actions_, {})) action(outcome);
+  for (auto& action : std::exchange(actions_, {})) {
+    if (!action.expired()) action.run(outcome);
+  }
 }
 
 }  // namespace hmc

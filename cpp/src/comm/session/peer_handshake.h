@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/peer_state.h"
 #include "comm/wire/codec.h"
 #include "control/channel.h"
 #include "progress/one_shot_timer.h"
@@ -48,8 +49,9 @@ class PeerHandshake {
   [[nodiscard]] Status no_transport() const;  // with every reason met
 
   // ---- its end ----
-  // Runs `action` once, with ok when ready or with the failure.
-  void when_over(Action action) { actions_.push_back(std::move(action)); }
+  // Runs `action` once, with ok when ready or with the failure, unless it has an owner, which is gone by then.
+  void when_over(Action action, PeerState::ActionOwner owner = {});
+  [[nodiscard]] std::size_t actions() const noexcept { return actions_.size(); }
   void complete();
   void end(const Status& outcome);
 
@@ -73,7 +75,13 @@ class PeerHandshake {
   OneShotTimer timer_;
   std::function<void()> give_up_;   // the last attempt of connect()
   std::vector<std::string> tried_;  // message transports that failed, with reasons
-  std::vector<Action> actions_;
+  struct OwnedAction {
+    Action run;
+    PeerState::ActionOwner owner;
+    [[nodiscard]] bool expired() const noexcept { return owner && owner->expired(); }
+  };
+  std::vector<OwnedAction> actions_;
+  std::size_t sweep_at_ = 64;  // so many actions: those without their owners are discarded
 };
 
 }  // namespace hmc
