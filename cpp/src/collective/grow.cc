@@ -99,6 +99,7 @@ Result<std::string> Communicator::invite(int processes) const {
   HMC_TRY(group->open());
   const job::Registration& own = group->world()->own();
   const auto lock = group->engine()->lock();
+  HMC_TRY(group->open());
   return Invitation{group->world()->growths().invite(*group, static_cast<std::uint32_t>(processes)), own.name, own.kernel,
                     own.addresses}
       .str();

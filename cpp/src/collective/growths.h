@@ -84,7 +84,7 @@ class Growths {
   // The group was removed from the World.
   void forget(std::uint64_t group_id);
   // Groups that something is kept of.
-  [[nodiscard]] std::size_t known() const noexcept { return begun_.size() + aborted_.size(); }
+  [[nodiscard]] std::size_t known() const noexcept { return begun_.size() + aborted_.size() + invitations_.open(); }
 
  private:
   using Key = std::pair<std::uint64_t, std::uint32_t>;  // group, instance

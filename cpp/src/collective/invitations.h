@@ -26,6 +26,7 @@ class Invitations {
 
   // The last one of the group has been taken.
   job::Ticket issue(std::uint64_t group_id, std::uint32_t count);
+  [[nodiscard]] std::size_t open() const noexcept { return open_.size(); }
   [[nodiscard]] bool has(std::uint64_t group_id) const noexcept { return open_.contains(group_id); }
   // The group that the ticket admits to.
   [[nodiscard]] std::optional<std::uint64_t> group_of(const job::Ticket& ticket) const noexcept;

@@ -337,6 +337,29 @@ TEST(Grow, NothingIsKeptOfClosedCommunicators) {
   });
 }
 
+TEST(Grow, AnInvitationBesideACloseIsNotKept) {
+  run_job(1, [](const Process& process) {
+    const Communicator all = process.init();
+    const auto world = all.state()->group->world();
+    for (int i = 0; i < 50; ++i) {
+      const auto part = all.split(std::vector{0}, std::vector{0}, soon());
+      HMC_ASSERT_OK(part.status());
+      auto lock = world->engine()->lock();
+      std::thread inviting([&] {
+        const auto invitation = part->invite();
+        EXPECT_TRUE(invitation.ok() || invitation.status().code() == Code::closed) << invitation.status().str();
+      });
+      while (!world->engine()->contended()) std::this_thread::yield();  // the Communicator was open
+      std::thread closing([&] { HMC_EXPECT_OK(part->close(soon())); });
+      lock.unlock();
+      inviting.join();
+      closing.join();
+      lock.lock();
+      ASSERT_EQ(world->growths().known(), 0U) << i;
+    }
+  });
+}
+
 TEST(Grow, AnEmptyCommunicatorRefuses) {
   EXPECT_EQ(Communicator().invite().status().code(), Code::invalid_argument);
   EXPECT_EQ(Communicator().grow().status().code(), Code::invalid_argument);
