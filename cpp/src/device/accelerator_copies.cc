@@ -14,6 +14,8 @@ namespace {
 constexpr std::size_t short_copy_bytes = 64 << 10;
 // The copy engine takes some microseconds for each block. Longer blocks take so long on PCIe that it no longer matters.
 constexpr std::size_t longest_bus_block = 512 << 10;
+// Of peer access, before the vendor is asked again.
+constexpr auto refused_for = std::chrono::seconds(1);
 
 }  // namespace
 
@@ -89,12 +91,15 @@ bool AcceleratorCopies::in_one_launch(AcceleratorDevice& device, int index, cons
 }
 
 // Without peer access the vendor's copies go through the host by themselves: slower, and the bytes are the same. A kernel would
-// fault.
-AcceleratorDevice::Peer AcceleratorCopies::reach(AcceleratorDevice& device, std::size_t other) {
-  using Peer = AcceleratorDevice::Peer;
-  Peer& known = device.peers[other];
-  if (known == Peer::untried) known = calls_.devices->enable_peer(static_cast<int>(other)) == 0 ? Peer::reached : Peer::refused;
-  return known;
+// fault. The vendor may refuse for the moment, for want of memory.
+bool AcceleratorCopies::reach(AcceleratorDevice& device, std::size_t other) {
+  AcceleratorDevice::Peer& peer = device.peers[other];
+  if (peer.reached) return true;
+  const auto now = std::chrono::steady_clock::now();
+  if (now < peer.retry_at) return false;
+  peer.reached = calls_.devices->enable_peer(static_cast<int>(other)) == 0;
+  peer.retry_at = now + refused_for;
+  return peer.reached;
 }
 
 Status AcceleratorCopies::copy(const CopyOp& op, Completion* done) {
@@ -114,7 +119,7 @@ Status AcceleratorCopies::copy(const CopyOp& op, Completion* done) {
   if (direction != CopyDirection::on_device && waits(*on)) one_launch = false;
   if (direction == CopyDirection::on_device && op.target.device != op.source.device) {
     HMC_TRY(devices_.device(op.target.device.index()).status());
-    const bool reached = reach(*on, static_cast<std::size_t>(op.target.device.index())) == AcceleratorDevice::Peer::reached;
+    const bool reached = reach(*on, static_cast<std::size_t>(op.target.device.index()));
     one_launch = one_launch && reached;
   }
   HMC_ASSIGN(CopyStream * chosen,

@@ -24,7 +24,7 @@ class AcceleratorCopies {
   bool in_one_launch(AcceleratorDevice& device, int index, const CopyOp& op);
   // All with the device's mutex held and the device current.
   Result<CopyStream*> stream_for(AcceleratorDevice& device, CopyDirection direction, std::size_t bytes, bool in_blocks);
-  AcceleratorDevice::Peer reach(AcceleratorDevice& device, std::size_t other);
+  bool reach(AcceleratorDevice& device, std::size_t other);
   Status start(AcceleratorDevice& device, CopyStream& stream, const CopyOp& op, CopyDirection direction, bool one_launch,
                Completion* done);
   int issue(const CopyOp& op, CopyDirection direction, bool one_launch, VendorStream stream, std::size_t& issued);

@@ -43,7 +43,10 @@ struct ReleasedMemory {
 
 // What HMC keeps of one device.
 struct AcceleratorDevice {
-  enum class Peer : std::uint8_t { untried, reached, refused };
+  struct Peer {
+    bool reached = false;
+    std::chrono::steady_clock::time_point retry_at{};  // until then the vendor is not asked again
+  };
   static constexpr std::size_t compute_stream = 6;
   static constexpr std::size_t more_streams = 3;
 
