@@ -32,14 +32,25 @@ void count_discarded(ContextState& context) {
 bool GroupNotices::full() const noexcept { return told_.size() >= max_told; }
 
 bool GroupNotices::is_new(MessageType type, const job::Breakage& breakage) {
-  const auto [told, is_first] = told_.try_emplace({breakage.group_id, type, breakage.aborts()}, breakage.sequence);
-  if (!is_first && told->second <= breakage.sequence) return false;
-  told->second = breakage.sequence;
+  const Key key{breakage.group_id, type, breakage.aborts()};
+  const auto [told, is_first] = told_.try_emplace(key, Told{breakage.sequence, next_told_});
+  if (!is_first) {
+    if (told->second.sequence <= breakage.sequence) return false;
+    told->second.sequence = breakage.sequence;
+    return true;
+  }
+  told_order_.emplace(next_told_++, key);
+  if (told_.size() > max_told) {
+    told_.erase(told_order_.begin()->second);
+    told_order_.erase(told_order_.begin());
+  }
   return true;
 }
 
 void GroupNotices::forget(MessageType type, std::uint64_t group_id) {
-  for (const bool aborted : {false, true}) told_.erase({group_id, type, aborted});
+  for (const bool aborted : {false, true}) {
+    if (const auto told = told_.extract({group_id, type, aborted})) told_order_.erase(told.mapped().number);
+  }
 }
 
 void GroupNotices::send(const std::vector<std::shared_ptr<PeerState>>& peers, MessageType type, const job::Breakage& breakage) {

@@ -39,6 +39,7 @@ class GroupNotices {
   // The kept notices of that group, which are kept no longer.
   [[nodiscard]] std::vector<Notice> take(std::uint64_t group_id);
   [[nodiscard]] bool full() const noexcept;  // so many were new: of groups that are not here no more are to be told
+  [[nodiscard]] std::size_t known() const noexcept { return told_.size(); }
 
  private:
   using Key = std::tuple<std::uint64_t, MessageType, bool>;  // the group's id; whether it was aborted
@@ -59,7 +60,13 @@ class GroupNotices {
 
   // Shared with the peers, which may end later.
   const std::shared_ptr<Unsent> unsent_ = std::make_shared<Unsent>();
-  std::map<Key, std::uint64_t> told_;     // the earliest collective
+  struct Told {
+    std::uint64_t sequence;  // of the earliest collective
+    std::uint64_t number;
+  };
+  std::map<Key, Told> told_;
+  std::map<std::uint64_t, Key> told_order_;  // by number; beyond a bound the oldest are forgotten
+  std::uint64_t next_told_ = 0;
   std::map<std::uint64_t, Notice> kept_;  // by number, in order
   std::map<Key, std::uint64_t> kept_numbers_;
   std::uint64_t next_kept_ = 0;

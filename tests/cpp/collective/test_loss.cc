@@ -93,6 +93,18 @@ TEST(Abort, EndsASplitThatWaitsForTheNewGroup) {
   });
 }
 
+// A job may break any number of groups.
+TEST(GroupNotices, TheOldestBrokenGroupsAreForgotten) {
+  GroupNotices notices;
+  constexpr std::uint64_t most = 65536, all = 2 * most;
+  for (std::uint64_t id = 0; id < all; ++id)
+    ASSERT_TRUE(notices.is_new(control_group_broken, {id, 0, Status(Code::closed, "rank 1 failed")}));
+  EXPECT_EQ(notices.known(), most);
+  EXPECT_FALSE(notices.is_new(control_group_broken, {all - 1, 0, {}}));
+  EXPECT_FALSE(notices.is_new(control_group_broken, {all - most, 0, {}}));
+  EXPECT_TRUE(notices.is_new(control_group_broken, {0, 0, {}}));
+}
+
 // A process that made and closed many Communicators would take no notice of any that breaks.
 TEST(GroupNotices, ClosedGroupsTakeNoRoom) {
   GroupNotices notices;
