@@ -264,16 +264,20 @@ class Pull:
 
     def _digest_of_lease(self, remote: RemotePool, rows: Any, layers: tuple[int, int], heads: tuple[int, int]) -> int:
         """The sum of the pages' digests. They are the lease's where the generations are found to be its own later on."""
-        read = remote.read_rows(rows, remote.row_words, self.pool.scratch, partial(self._finish, remote))
-        table = read[:, 1:].reshape(len(rows), *(n for _, n in (remote.layout.layers, remote.layout.heads)))
+        count = remote.layout.heads[1]
         layer, head = layers[0] - remote.layout.layers[0], heads[0] - remote.layout.heads[0]
-        return int(table[:, layer : layer + layers[1], head : head + heads[1]].sum(dtype=np.uint64))
+        total = 0
+        finish_one = partial(self._finish, remote)
+        for read in remote.read_rows(rows, 1 + layer * count, layers[1] * count, self.pool.scratch, finish_one):
+            table = read.reshape(len(read), layers[1], count)[:, :, head : head + heads[1]]
+            total += int(table.sum(dtype=np.uint64))
+        return total & _MASK
 
     def _check_generations(self, remote: RemotePool, rows: Any) -> None:
         """LeaseExpiredError unless the lease has lasted until now, so that what was read before is its own."""
-        read = remote.read_rows(rows, 1, self.pool.scratch, partial(self._finish, remote))
-        if (read[:, 0] != np.uint64(self.ticket.generation)).any():
-            raise self._expired()
+        for read in remote.read_rows(rows, 0, 1, self.pool.scratch, partial(self._finish, remote)):
+            if (read != np.uint64(self.ticket.generation)).any():
+                raise self._expired()
 
     def _expired(self) -> LeaseExpiredError:
         return LeaseExpiredError(

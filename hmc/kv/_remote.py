@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,6 +23,7 @@ __all__ = ["END_WORD", "SLICE", "RemotePool", "drained", "end_lease", "finish"]
 END_WORD = 2  # of a lease's slot: its reader writes the generation there when it has finished
 
 SLICE = 0.05  # seconds of a wait, between looks whether the transfer is cancelled
+_READ_BYTES = 16 << 20  # of rows that are read together
 
 
 def finish(work: Work, transfer: Transfer, tick: Callable[[], None] | None = None, pause: float = SLICE) -> None:
@@ -155,19 +156,26 @@ class RemotePool:
         if not fits or ticket.slot >= SLOTS or (ticket.blocks >= self.layout.blocks).any():
             raise InvalidArgumentError(f"the ticket names blocks that the pool {self.layout} does not have")
 
-    def read_rows(self, rows: Any, words: int, scratch: Scratch, end: Callable[[Work], None]) -> Any:
-        """The first words of some pages' rows, (pages, words): a generation, then digests. ``end`` waits for the read."""
-        nbytes = 8 * words
+    def read_rows(self, rows: Any, first: int, words: int, scratch: Scratch, end: Callable[[Work], None]) -> Iterator[Any]:
+        """Words [first, first + words) of some pages' rows: word 0 is a generation, digests follow. ``end`` waits for a read.
+
+        In parts of (pages, words) that have about _READ_BYTES: the peer's layout, and so the length of a row, is the peer's choice.
+        """
+        count = max(1, _READ_BYTES // (8 * words))
+        for at in range(0, len(rows), count):
+            yield self._read_some_rows(rows[at : at + count], first, 8 * words, scratch, end)
+
+    def _read_some_rows(self, rows: Any, first: int, nbytes: int, scratch: Scratch, end: Callable[[Work], None]) -> Any:
         buffer = scratch.take(nbytes * len(rows))
         try:
-            offsets = rows.astype(np.uint64) * (8 * self.row_words)
-            batch = self.peer.prepare_blocks([(buffer, np.arange(len(rows), dtype=np.uint64) * nbytes, self.rows, offsets)], nbytes)
-            work = self.peer.get_blocks(batch)
+            there = (rows.astype(np.uint64) * self.row_words + first) * 8
+            here = np.arange(len(rows), dtype=np.uint64) * nbytes
+            work = self.peer.get_blocks(self.peer.prepare_blocks([(buffer, here, self.rows, there)], nbytes))
             try:
                 end(work)
             finally:
                 drained(work)
-            return buffer.numpy()[: nbytes * len(rows)].view(np.uint64).reshape(len(rows), words).copy()
+            return buffer.numpy()[: nbytes * len(rows)].view(np.uint64).reshape(len(rows), nbytes // 8).copy()
         finally:
             scratch.give(buffer)
 

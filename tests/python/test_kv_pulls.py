@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from kv_sides import PAIRS, Side
+from kv_sides import PAIRS, Side, expected, same
 
 import hmc
 from hmc.kv import _moves, _pull, _remote
@@ -109,8 +109,8 @@ def slow_reads(monkeypatch: pytest.MonkeyPatch, what: str, travel: Callable[[], 
             item[0][:] = [Slow(work, travel) for work in item[0]]
             super().add(item)
 
-    def read_rows(self: Any, rows: Any, words: int, scratch: Any, end: Any) -> Any:
-        return real(self, rows, words, scratch, lambda work: end(Slow(work, travel)))
+    def read_rows(self: Any, rows: Any, first: int, words: int, scratch: Any, end: Any) -> Any:
+        return real(self, rows, first, words, scratch, lambda work: end(Slow(work, travel)))
 
     if what == "rows":
         monkeypatch.setattr(_remote.RemotePool, "read_rows", read_rows)
@@ -221,12 +221,31 @@ def test_what_a_pull_reads_of_the_rows(kv_pair: Any, monkeypatch: pytest.MonkeyP
     a, b, to_a, _ = kv_pair(*PAIRS[0])
     real, words = _remote.RemotePool.read_rows, []
 
-    def read_rows(self: Any, rows: Any, count: int, *rest: Any) -> Any:
-        words.append(count)
-        return real(self, rows, count, *rest)
+    def read_rows(self: Any, rows: Any, first: int, count: int, *rest: Any) -> Any:
+        words.append((first, count))
+        return real(self, rows, first, count, *rest)
 
     monkeypatch.setattr(_remote.RemotePool, "read_rows", read_rows)
     lease = a.pool.lease("s", [4, 2], digest=digest)
     b.pool.pull(to_a, lease.ticket, [1, 5]).wait(20)
-    whole = 1 + a.layout.layers[1] * a.layout.heads[1]
-    assert words == ([whole, 1] if digest else [1])
+    digests = a.layout.layers[1] * a.layout.heads[1]
+    assert words == ([(1, digests), (0, 1)] if digest else [(0, 1)])
+
+
+@pytest.mark.parametrize("layouts", [PAIRS[0], PAIRS[5]], ids=["all layers", "layers 1 and 2"])
+def test_a_pull_reads_digests_in_parts(kv_pair: Any, monkeypatch: pytest.MonkeyPatch, layouts: tuple[str, str]) -> None:
+    """A peer's layout may have rows of any length: what is read of them at a time is bounded."""
+    a, b, to_a, _ = kv_pair(*layouts)
+    monkeypatch.setattr(_remote, "_READ_BYTES", 100)
+    taken, take = [], b.pool.scratch.take
+    monkeypatch.setattr(b.pool.scratch, "take", lambda nbytes, *on: taken.append(nbytes) or take(nbytes, *on))
+    wanted = expected(a, [4, 2, 7], b, [1, 5, 3], 48)
+    b.pool.pull(to_a, a.pool.lease("s", [4, 2, 7]).ticket, [1, 5, 3]).wait(20)
+    same(b, wanted)
+    row = 8 * b.layout.layers[1] * a.layout.heads[1]
+    assert taken.count(row) >= 3
+    a.arrays[0][...] = 0
+    lease = a.pool.lease("t", [4, 2, 7])
+    a.arrays[0][...] = 1
+    with pytest.raises(hmc.CorruptError):
+        b.pool.pull(to_a, lease.ticket, [1, 5, 3]).wait(20)
