@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -115,6 +115,6 @@ class Grid:
                 total += layout.digest(described, data[start * stride + offset :], [0], count, position=first_row + start)
         return total & _MASK
 
-    def expected(self, table: Any, first_row: int, rows: int, first: int, last: int) -> int:
-        """What digest() has to give, from the table."""
-        return int(table[first:last, first_row : first_row + rows].sum(dtype=np.uint64))
+    def chunks_of(self, column: int, columns: int) -> tuple[int, int]:
+        """The first of the chunks that have some columns, and the one behind the last."""
+        return column // self.chunk, -(-(column + columns) // self.chunk)

@@ -14,6 +14,7 @@ from hmc._core import ConnBuffer, Work
 from hmc.errors import CorruptError
 from hmc.weights._cells import Box, Cell, groups_of, widened
 from hmc.weights._compute import cast, contents_of, digest_of
+from hmc.weights._excerpt import Digests
 from hmc.weights._manifest import Shard
 from hmc.weights._parts import WORDS, Part
 from hmc.weights._remote import Source
@@ -51,6 +52,7 @@ class Move:
     """How one cell comes from one source. Made once, used by every pull."""
 
     def __init__(self, cell: Cell, place: Place, source: Source, shard: Shard, shadow: ConnBuffer, verify: bool) -> None:
+        self.cell = cell
         self.place = place
         self.source = source
         self.shard = shard
@@ -85,10 +87,10 @@ class Move:
             self.source, _prepared(self.source, [(stage, local, self.source.buffers[self.shard.buffer], offsets)], block)
         )
 
-    def check(self, table: Any, stage: ConnBuffer | None, at: int) -> None:
+    def check(self, digests: Digests, stage: ConnBuffer | None, at: int) -> None:
         """Compares what arrived with the source's digests. CorruptError where they differ."""
         grid, box = self.shard.grid, self.wide
-        chunks = (box.at[-1] // grid.chunk, -(-(box.at[-1] + box.extents[-1]) // grid.chunk))
+        chunks = grid.chunks_of(box.at[-1], box.extents[-1])
         if self.direct:
             data, base, where = contents_of(self.shadow), self.place.offset, self.target
             columns, extents = self.place.extents[-1], self.place.extents
@@ -99,7 +101,7 @@ class Move:
         for group in groups_of(box, self.shard.extents, where.at, extents):
             start = base + (group.other * columns + where.at[-1]) * grid.itemsize
             found = digest_of(grid, data[start:], columns * grid.itemsize, group.first, group.rows, *chunks)
-            wanted = grid.expected(table, group.first, group.rows, *chunks)
+            wanted = digests.expected(self.cell, group, chunks)
             if found != wanted:
                 raise CorruptError(
                     f"tensor {self.place.name} from peer {self.source.peer.name}: the digest of rows {group.first} to "

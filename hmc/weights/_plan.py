@@ -21,6 +21,7 @@ from hmc.tensors import Tensor, view
 from hmc.weights import _cells
 from hmc.weights._casts import check_cast
 from hmc.weights._cells import Box, Cell, cells_of, tasks_of
+from hmc.weights._excerpt import Excerpt
 from hmc.weights._limits import Limits
 from hmc.weights._manifest import MAX_EPOCH, Shard
 from hmc.weights._moves import Move, Place
@@ -57,6 +58,7 @@ class Plan(Owned):
         self._closed = False
         self._left = False  # the shadow: something may still write into it
         self._moves: dict[tuple[int, int, bool], Move] = {}
+        self._excerpts: dict[int, Excerpt] = {}
         self._sinks: list[Sink] = []
         self.places: list[Place] = []
         parts, on_cpu = parts_of(target), shadow.partition(":")[0] == "cpu"  # also "cpu:0"
@@ -153,6 +155,13 @@ class Plan(Owned):
             place, source = self.places[cell.part], self.sources[number]
             found = self._moves[key] = Move(cell, place, source, cell.shards[number], self.shadow, verify)
         return found
+
+    def excerpt(self, number: int) -> Excerpt:
+        """The digests of source ``number`` that cells are compared with. For the pull."""
+        if number not in self._excerpts:
+            cells = [cell for task in self.tasks for cell in task.cells]
+            self._excerpts[number] = Excerpt(self.sources[number], number, cells)
+        return self._excerpts[number]
 
     def pull(self, verify: bool = True, epoch: int | None = None, timeout: float | None = None) -> Pull:
         """Begins to read the weights into the shadow: wait for the result, or await it. The target does not change.
@@ -312,6 +321,7 @@ class Plan(Owned):
         with contextlib.suppress(ClosedError):
             self.scratch.close(deadline)
         self._moves.clear()
+        self._excerpts.clear()
         self._sinks.clear()
         self._shadow = None  # the memory is freed with the last reference to it
 

@@ -8,13 +8,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from hmc._core import ConnBuffer, Work
 from hmc._scratch import Scratch
 from hmc._workers import run_on_thread
 from hmc.errors import EpochChangedError, HmcTimeoutError, OutOfMemoryError
 from hmc.weights._cells import Cell, Task
+from hmc.weights._excerpt import Digests, Excerpt
 from hmc.weights._limits import SLICE, Limits, drain
 from hmc.weights._manifest import STATE_BYTES
 from hmc.weights._moves import Move
@@ -40,6 +41,8 @@ class Planned(Protocol):
     def shadow(self) -> ConnBuffer: ...
 
     def move(self, cell: Cell, number: int, verify: bool) -> Move: ...
+
+    def excerpt(self, number: int) -> Excerpt: ...
 
 
 class Board:
@@ -134,49 +137,18 @@ def _borrowed(memory: Scratch, nbytes: int) -> Iterator[ConnBuffer]:
     memory.give(buffer)
 
 
-class Tables:
-    """The digests of a source, which the first of its workers reads. Any thread."""
-
-    def __init__(self, source: Source, memory: Scratch) -> None:
-        self._source = source
-        self._memory = memory
-        self._lock = threading.Lock()
-        self._buffer: ConnBuffer | None = None
-        self._found: Any = None
-
-    def get(self, limits: Limits) -> Any:
-        with self._lock:
-            if self._buffer is None:
-                buffer = self._memory.take(self._source.table_bytes)
-                try:
-                    self._found = self._source.tables(buffer, limits.finish)
-                except BaseException:
-                    release(buffer)
-                    raise
-                self._buffer = buffer
-            return self._found
-
-    def end(self) -> None:
-        """No worker uses them any more."""
-        if self._buffer is not None:
-            self._found = None
-            self._memory.give(self._buffer)
-
-
 class Worker:
-    """Reads from one source. ``tables``: of the digests that are verified; None: none are."""
+    """Reads from one source. ``digests``: what it verifies; None: nothing."""
 
-    def __init__(self, plan: Planned, number: int, generation: int, board: Board, limits: Limits, tables: Tables | None) -> None:
+    def __init__(self, plan: Planned, number: int, generation: int, board: Board, limits: Limits, digests: Digests | None) -> None:
         self.plan = plan
         self.number = number
         self.source: Source = plan.sources[number]
         self.generation = generation
         self.board = board
         self.limits = limits
-        self.verify = tables is not None
+        self.digests = digests
         self.ended = threading.Event()  # it writes no more
-        self._tables = tables
-        self.tables: Any = None
         self.flights: deque[Flight] = deque()
         self.stages: list[ConnBuffer] = []
         self.in_flight = (_HERE if plan.shadow.device == "cpu" else _ON_DEVICE) if self.source.peer.same_host else _FAR
@@ -198,12 +170,11 @@ class Worker:
                 release(buffer)
             self.stages.clear()
             self.flights.clear()
-            self.tables = None
             self.ended.set()
 
     def _run(self, words: ConnBuffer) -> None:
-        if self._tables is not None:
-            self.tables = self._tables.get(self.limits)
+        if self.digests is not None:
+            self.digests.read(self.limits)
             self._same_epoch(words)
         self._read(words)
 
@@ -240,7 +211,8 @@ class Worker:
     def _post(self, number: int) -> None:
         flight = Flight(number)
         self.flights.append(flight)  # before what may fail: a lost source gives back what it took
-        moves = [self.plan.move(cell, self.number, self.verify) for cell in self.plan.tasks[number].cells]
+        verify = self.digests is not None
+        moves = [self.plan.move(cell, self.number, verify) for cell in self.plan.tasks[number].cells]
         flight.post(moves, self._stage(sum(-(-move.staged_bytes // 64) * 64 for move in moves)))
 
     def _stage(self, nbytes: int) -> ConnBuffer | None:
@@ -262,8 +234,8 @@ class Worker:
             self.limits.finish(work)
         self._same_epoch(words)
         for move, at in zip(flight.moves, flight.places, strict=True):
-            if self.verify:
-                move.check(self.source.table_of(self.tables, move.shard), flight.stage, at)
+            if self.digests is not None:
+                move.check(self.digests, flight.stage, at)
             if not move.direct:
                 assert flight.stage is not None
                 move.place_staged(flight.stage, at)
@@ -338,8 +310,8 @@ def run(plan: Planned, verify: bool, epoch: int | None, limits: Limits) -> int:
     board = Board(plan.tasks, set(start.generations), limits)
     required = list(start.generations)
     doubled = [number for number in required if _takes_two(plan.sources[number], len(required))]
-    tables = {number: Tables(plan.sources[number], plan.scratch) for number in required} if verify else {}
-    workers = [Worker(plan, number, start.generations[number], board, limits, tables.get(number)) for number in required + doubled]
+    digests = {number: Digests(plan.excerpt(number), plan.scratch) for number in required} if verify else {}
+    workers = [Worker(plan, number, start.generations[number], board, limits, digests.get(number)) for number in required + doubled]
     started = []
     try:
         for worker in workers[1:]:
@@ -351,7 +323,7 @@ def run(plan: Planned, verify: bool, epoch: int | None, limits: Limits) -> int:
     workers[0].main()
     for worker in started:
         worker.ended.wait()
-    for read in tables.values():
+    for read in digests.values():
         read.end()
     error, board.error = board.error, None
     try:

@@ -25,7 +25,7 @@ from hmc.errors import (
     StaleBufferError,
     TransportError,
 )
-from hmc.weights._manifest import MAX_EPOCH, MAX_MANIFEST, STATE_BYTES, Manifest, Shard, published_as
+from hmc.weights._manifest import MAX_EPOCH, MAX_MANIFEST, STATE_BYTES, Manifest, published_as
 
 __all__ = ["LOST", "Source", "lookup", "lookup_async", "release", "scratch"]
 
@@ -88,8 +88,7 @@ class Source:
         entries = max((s.table + s.grid.entries for s in self.shards if s.table >= 0), default=0)
         fits = all(s.buffer < 0 or self.buffers[s.buffer].nbytes == s.nbytes for s in self.shards)
         if not fits or self._state.nbytes != STATE_BYTES or self._table.nbytes < 8 * entries:
-            raise ProtocolError("the peer's memory is smaller than its description says")
-        self._table = self._table[: 8 * entries]  # all that is read of it
+            raise ProtocolError(f"peer {peer.name}: the memory of weights {name!r} is smaller than its description says")
 
     @property
     def digested(self) -> bool:
@@ -106,21 +105,12 @@ class Source:
             raise ProtocolError(f"peer {self.peer.name} says epoch {epoch}")
         return generation, epoch
 
-    @property
-    def table_bytes(self) -> int:
-        """Of the digests of all shards."""
-        return self._table.nbytes
-
-    def tables(self, buffer: ConnBuffer, finish: Callable[[Work], None]) -> Any:
-        """Digests of all shards, one behind the other, in ``buffer``, which has ``table_bytes`` or more."""
-        nbytes = self._table.nbytes
-        if nbytes:
-            finish(self.peer.get(buffer[:nbytes], self._table))
-        return buffer.numpy()[:nbytes].view(np.uint64)
-
-    def table_of(self, tables: Any, shard: Shard) -> Any:
-        """One shard's digests, of shape (chunks, rows)."""
-        return tables[shard.table : shard.table + shard.grid.entries].reshape(shard.grid.chunks, shard.grid.rows)
+    def read_table(self, buffer: ConnBuffer, here: Any, there: Any, nbytes: int) -> Work:
+        """Begins to read blocks of ``nbytes`` from offsets ``there`` of the table of digests to offsets ``here`` of a buffer."""
+        if len(here) == 1:
+            at, first = int(here[0]), int(there[0])
+            return self.peer.get(buffer[at : at + nbytes], self._table[first : first + nbytes])
+        return self.peer.get_blocks(self.peer.prepare_blocks([(buffer, here, self._table, there)], nbytes))
 
 
 def _check_sides(ctx: Context, peer: Peer) -> None:

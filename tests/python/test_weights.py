@@ -74,7 +74,7 @@ def test_every_changed_byte_changes_the_digest(extents: tuple[int, ...], itemsiz
     stride = grid.columns * itemsize
     table = grid.table(data)
     found = grid.digest(data, stride, 0, grid.rows, 0, grid.chunks)
-    assert found == grid.expected(table, 0, grid.rows, 0, grid.chunks)
+    assert found == int(table.sum(dtype=np.uint64))
     for byte in np.random.default_rng(1).integers(0, len(data), 20):
         data[byte] ^= 1 << int(byte % 8)
         assert grid.digest(data, stride, 0, grid.rows, 0, grid.chunks) != found

@@ -15,7 +15,7 @@ from weights_pair import Pair
 
 import hmc
 from hmc import weights
-from hmc.weights import _cells, _pull, _sinks
+from hmc.weights import _cells, _excerpt, _pull, _sinks
 
 
 @pytest.fixture
@@ -69,13 +69,13 @@ def test_pulls_share_their_short_memory(pair: Pair, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(_cells, "TASK_BYTES", 1 << 12)
     monkeypatch.setattr(_pull, "_takes_two", lambda *_: True)
     source = pair.publish({"x": np.arange(100_000, dtype=np.float32)})
-    read, digests = weights.Source.tables, []
+    read, digests = _excerpt.Excerpt.read, []
 
-    def counted(self: weights.Source, buffer: hmc.ConnBuffer, finish: Any) -> Any:
+    def counted(self: Any, buffer: hmc.ConnBuffer, limits: Any) -> Any:
         digests.append(buffer)
-        return read(self, buffer, finish)
+        return read(self, buffer, limits)
 
-    monkeypatch.setattr(weights.Source, "tables", counted)
+    monkeypatch.setattr(_excerpt.Excerpt, "read", counted)
     target = np.zeros(100_000, np.float32)
     with weights.plan(source, {"x": target}) as plan:
         for pulls in (1, 2, 3):

@@ -193,13 +193,21 @@ def test_memory_that_the_peer_does_not_have_is_a_protocol_error(pair: Pair) -> N
         hostile.look_up(arrays=[hostile.described(own)])
 
 
-def test_no_more_of_a_table_is_read_than_its_digests(pair: Pair) -> None:
+def test_no_more_of_a_table_is_read_than_the_plan_compares(pair: Pair) -> None:
     hostile = Hostile(pair)
-    for more in ({}, {"shards": []}):
-        source = hostile.look_up(digests=hostile.described(hostile.memory(64 << 20)), **more)
-        wanted = 8 * sum(shard.grid.entries for shard in source.shards)
-        with pair.ctx.buffer(4096) as buffer:
-            assert source.tables(buffer, hmc.Work.wait).nbytes == source.table_bytes == wanted
+    table = hostile.described(hostile.memory(64 << 20))
+    rows = 1 << 22
+    shards = [["x", "uint8", [rows, 1], [0, 0], [rows, 1], 0, 4 << 20], ["other", "uint8", [rows, 1], [0, 0], [rows, 1], 0, 0]]
+    source = hostile.look_up(shards=shards, arrays=[hostile.described(hostile.memory(rows))], digests=table)
+    target = weights.part(np.zeros((10, 1), np.uint8), (rows, 1), (rows - 20, 0))
+    plan = pair.plan(source, {"x": target})
+    assert plan.excerpt(0).nbytes == 80
+    before = pair.ctx.counters()
+    with pytest.raises(hmc.CorruptError):
+        plan.pull(timeout=20).wait()
+    after = pair.ctx.counters()
+    assert sum(after[name] - before.get(name, 0) for name in after if name.startswith("get.bytes")) < 1000
+    assert plan.scratch.spare * 4096 >= sum(one.nbytes for many in plan.scratch._spare.values() for one in many)
 
 
 def test_shards_that_cut_a_target_into_too_many_boxes_are_refused(pair: Pair) -> None:
