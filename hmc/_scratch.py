@@ -4,16 +4,36 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from hmc._core import Context
 from hmc._deadline import Deadline
-from hmc.errors import HmcError
+from hmc.errors import HmcError, OutOfMemoryError
 
-__all__ = ["Scratch"]
+__all__ = ["Scratch", "fitting"]
 
 _SPARE = 8
 _SPARE_LARGE = 2  # of at least 16 MiB
+_ALIGNMENT = 4096
+
+Made = TypeVar("Made")
+
+
+def fitting(make: Callable[[int], Made], nbytes: int, least: int) -> Made:
+    """Makes memory for short use of ``nbytes``, or where these are not free, of the largest half, quarter, ... of them that is.
+
+    ``make`` raises OutOfMemoryError for a size that is not free. The user goes on with less memory, in more steps. Raises
+    OutOfMemoryError where ``least`` bytes are not free either.
+    """
+    size = nbytes
+    while True:
+        try:
+            return make(size)
+        except OutOfMemoryError:
+            if size <= least:
+                raise
+        size = max(least, size // 2 // _ALIGNMENT * _ALIGNMENT)
 
 
 class Scratch:
@@ -26,6 +46,7 @@ class Scratch:
         self._closed = False
 
     def take(self, nbytes: int, device: str = "cpu") -> Any:
+        """A buffer of ``nbytes`` or more. OutOfMemoryError: not even without the spare ones of the device."""
         size = 4096
         while size < nbytes:
             size *= 2
@@ -33,7 +54,21 @@ class Scratch:
             spare = self._spare.get((device, size))
             if spare and not self._closed:
                 return spare.pop()
+        try:
+            return self._ctx.buffer(size, device, access="rw")
+        except OutOfMemoryError:
+            if not self._free_spare(device):
+                raise
         return self._ctx.buffer(size, device, access="rw")
+
+    def _free_spare(self, device: str) -> bool:
+        """Frees the device's buffers that wait for their next use. False: there was none."""
+        with self._lock:
+            freed = [self._spare.pop(key) for key in list(self._spare) if key[0] == device]
+        for buffer in (one for buffers in freed for one in buffers):
+            with contextlib.suppress(HmcError):
+                buffer.close(timeout=0)
+        return any(freed)
 
     def give(self, buffer: Any) -> None:
         """Takes back what nothing uses any more. Any thread, that of a callback too: does not wait."""

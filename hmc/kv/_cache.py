@@ -27,6 +27,7 @@ from hmc._streams import queued
 from hmc.errors import InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from hmc.kv import _moves
 from hmc.kv._counters import Counters
+from hmc.kv._images import Images, gather, scatter
 from hmc.kv._moves import Chunk, Piece, Side, pieces
 from hmc.layout import Layout
 from hmc.tensors import Tensor
@@ -34,8 +35,6 @@ from hmc.tensors._register import is_dense
 
 __all__ = ["Cache", "layout_of"]
 
-_ALONE = 256 << 10  # bytes; runs from this length on are copied between device and CPU one by one
-_MOST_SPARE = 4
 _PAUSE = 1.0  # seconds until a device without a kernel is asked again: it may be compiling one
 _MASK = (1 << 64) - 1
 
@@ -55,32 +54,6 @@ class _Copy(NamedTuple):
     layout: Layout
     bytes: ConnBuffer
     blocks: Any  # their numbers in the copy
-
-
-class _Images:
-    """Memory of a device that pieces pass through, used in turn. Any thread."""
-
-    def __init__(self, device: str) -> None:
-        self._device = device
-        self._lock = threading.Lock()
-        self._spare: list[Memory] = []
-
-    def close(self) -> None:
-        """Frees the spare ones. After the last use."""
-        with self._lock:
-            self._spare.clear()
-
-    @contextmanager
-    def taken(self, nbytes: int) -> Iterator[Memory]:
-        with self._lock:
-            found = next((one for one in self._spare if one.nbytes >= nbytes), None)
-            if found is not None:
-                self._spare.remove(found)
-        image = Memory(1 << (nbytes - 1).bit_length(), self._device) if found is None else found
-        yield image  # after an error it is freed
-        with self._lock:
-            if len(self._spare) < _MOST_SPARE:
-                self._spare.append(image)
 
 
 def _copy_bytes(to: Memory, source: Memory, nbytes: int) -> None:
@@ -125,7 +98,7 @@ class Cache:
             raise InvalidArgumentError(f"{len(self._arrays)} arrays; the layout {layout} has {layout.buffers}")
         self.buffers: list[ConnBuffer] = []
         self._memories: list[Memory] = []
-        self._images: _Images | None = None
+        self._images: Images | None = None
         try:
             for array in self._arrays:
                 self.buffers.append(array if isinstance(array, ConnBuffer) else ctx.register(array, access=access))
@@ -141,7 +114,7 @@ class Cache:
         self.devices = sorted(devices)
         self._memories.extend(buffer.memory for buffer in self.buffers)
         if len(devices) == 1 and not self.on_cpu:
-            self._images = _Images(self.devices[0])
+            self._images = Images(self.devices[0])
 
     def close(self, deadline: Deadline) -> None:
         """Ends the registrations that the pool has made. Then it has no array: a closed pool may live on."""
@@ -278,7 +251,7 @@ class Cache:
             runs = layouts.runs(
                 described, blocks, self.layout, near.blocks, chunk.tokens, source_first=near.first, target_first=near.first
             )
-            self._scatter(runs, copy.memory[: described.buffer_bytes])
+            scatter(self._images, runs, self._memories, copy.memory[: described.buffer_bytes])
             self._counts.add(session, bytes_staged=described.buffer_bytes)
         finally:
             self._scratch.give(copy)
@@ -318,7 +291,7 @@ class Cache:
         copy = self._scratch.take(packed.buffer_bytes)
         try:
             runs = layouts.runs(self.layout, side.blocks, packed, blocks, tokens, source_first=side.first, target_first=side.first)
-            self._gather(runs, copy.memory[: packed.buffer_bytes])
+            gather(self._images, runs, self._memories, copy.memory[: packed.buffer_bytes])
             self._counts.add(session, bytes_staged=packed.buffer_bytes)
         except BaseException:
             self._scratch.give(copy)
@@ -367,23 +340,3 @@ class Cache:
                 left = made.get()
                 if isinstance(left, _Copy):
                     self._scratch.give(left.bytes)
-
-    def _gather(self, runs: list[layouts.Runs], into: Memory) -> None:
-        if self._images is None or min(run.nbytes for run in runs) >= _ALONE:
-            for run in runs:
-                into.copy_blocks_from(self._memories[run.source_buffer], run.source_offsets, run.target_offsets, run.nbytes)
-            return
-        with self._images.taken(into.nbytes) as image:
-            for run in runs:
-                image.copy_blocks_from(self._memories[run.source_buffer], run.source_offsets, run.target_offsets, run.nbytes)
-            into.copy_blocks_from(image, [0], [0], into.nbytes)
-
-    def _scatter(self, runs: list[layouts.Runs], source: Memory) -> None:
-        if self._images is None or min(run.nbytes for run in runs) >= _ALONE:
-            for run in runs:
-                self._memories[run.target_buffer].copy_blocks_from(source, run.source_offsets, run.target_offsets, run.nbytes)
-            return
-        with self._images.taken(source.nbytes) as image:
-            image.copy_blocks_from(source, [0], [0], source.nbytes)
-            for run in runs:
-                self._memories[run.target_buffer].copy_blocks_from(image, run.source_offsets, run.target_offsets, run.nbytes)

@@ -10,7 +10,19 @@ from dataclasses import dataclass
 from hmc.errors import InvalidArgumentError
 from hmc.weights._manifest import Shard
 
-__all__ = ["DEVICE_TASK_BYTES", "TASK_BYTES", "Box", "Cell", "Group", "Task", "cells_of", "groups_of", "tasks_of", "widened"]
+__all__ = [
+    "DEVICE_TASK_BYTES",
+    "TASK_BYTES",
+    "Box",
+    "Cell",
+    "Group",
+    "Task",
+    "cells_of",
+    "groups_of",
+    "pieces_of",
+    "tasks_of",
+    "widened",
+]
 
 TASK_BYTES = 16 << 20
 DEVICE_TASK_BYTES = 64 << 20  # between devices, which copy several times as fast
@@ -126,7 +138,7 @@ def cells_of(name: str, part: int, box: Box, itemsize: int, shards: Sequence[tup
         if not holders:
             where = ", ".join(f"{low}:{high}" for low, high in corner)
             raise InvalidArgumentError(f"tensor {name}: no source has [{where}]; look up the sources of every shard")
-        for piece in _split(found, itemsize, list(holders.values()), most):
+        for piece in pieces_of(found, itemsize, list(holders.values()), most):
             yield Cell(part, piece, _cost(piece, itemsize, list(holders.values())), holders)
 
 
@@ -135,7 +147,7 @@ def _cost(box: Box, itemsize: int, shards: Sequence[Shard]) -> int:
     return math.prod(box.extents[:-1]) * max(widened(box.within(s.at), s).extents[-1] for s in shards) * itemsize
 
 
-def _split(box: Box, itemsize: int, shards: Sequence[Shard], most: int) -> Iterator[Box]:
+def pieces_of(box: Box, itemsize: int, shards: Sequence[Shard], most: int) -> Iterator[Box]:
     """Boxes of at most so many bytes, cut at whole rows where that suffices, else at whole chunks of the first shard."""
     if _cost(box, itemsize, shards) <= most:
         yield box
@@ -157,7 +169,7 @@ def _split(box: Box, itemsize: int, shards: Sequence[Shard], most: int) -> Itera
             end -= (end - shards[0].at[axis]) % chunk
         end = min(high, end)
         piece = Box((*box.at[:axis], low, *box.at[axis + 1 :]), (*box.extents[:axis], end - low, *box.extents[axis + 1 :]))
-        yield from [piece] if last else _split(piece, itemsize, shards, most)
+        yield from [piece] if last else pieces_of(piece, itemsize, shards, most)
         low = end
 
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from hmc import tensors
 from hmc._core import ConnBuffer, Work
 from hmc.errors import CorruptError
-from hmc.weights._cells import Box, Cell, groups_of, widened
+from hmc.weights._cells import Box, Cell, groups_of, pieces_of, widened
 from hmc.weights._compute import cast, contents_of, digest_of
 from hmc.weights._excerpt import Digests
 from hmc.weights._manifest import Shard
@@ -20,6 +20,8 @@ from hmc.weights._parts import WORDS, Part
 from hmc.weights._remote import Source
 
 __all__ = ["Move", "Place"]
+
+_ALIGNMENT = 64  # bytes, of moves in a stage
 
 
 @dataclass(frozen=True)
@@ -51,11 +53,23 @@ class Place:
 class Move:
     """How one cell comes from one source. Made once, used by every pull."""
 
-    def __init__(self, cell: Cell, place: Place, source: Source, shard: Shard, shadow: ConnBuffer, verify: bool) -> None:
+    def __init__(
+        self,
+        cell: Cell,
+        place: Place,
+        source: Source,
+        shard: Shard,
+        shadow: ConnBuffer,
+        verify: bool,
+        digested: Cell | None = None,
+    ) -> None:
+        """``digested``: the cell that ``cell`` is a piece of, whose digests are read; None: ``cell`` itself."""
         self.cell = cell
+        self.digested = digested or cell
         self.place = place
         self.source = source
         self.shard = shard
+        self.verify = verify
         self.target = cell.box.within(place.at)
         self.box = cell.box.within(shard.at)
         self.wide = widened(self.box, shard) if verify else self.box
@@ -73,8 +87,16 @@ class Move:
 
     @property
     def staged_bytes(self) -> int:
-        """Bytes that it takes of the stage."""
-        return 0 if self.direct else self.wide.size * self.shard.grid.itemsize
+        """Bytes that it takes of a stage, the gap to the next move included."""
+        return 0 if self.direct else -(-self.wide.size * self.shard.grid.itemsize // _ALIGNMENT) * _ALIGNMENT
+
+    def fitted(self, nbytes: int) -> list[Move]:
+        """This move, or where it takes more than ``nbytes`` of a stage, moves of pieces of its cell that take less."""
+        if self.staged_bytes <= nbytes:
+            return [self]
+        pieces = pieces_of(self.cell.box, self.shard.grid.itemsize, [self.shard], nbytes)
+        made = [Cell(self.cell.part, piece, 0, self.cell.shards) for piece in pieces]
+        return [Move(one, self.place, self.source, self.shard, self.shadow, self.verify, self.digested) for one in made]
 
     def post(self, stage: ConnBuffer | None, at: int) -> Work:
         """Begins to read, into the shadow or to byte ``at`` of the stage."""
@@ -101,7 +123,7 @@ class Move:
         for group in groups_of(box, self.shard.extents, where.at, extents):
             start = base + (group.other * columns + where.at[-1]) * grid.itemsize
             found = digest_of(grid, data[start:], columns * grid.itemsize, group.first, group.rows, *chunks)
-            wanted = digests.expected(self.cell, group, chunks)
+            wanted = digests.expected(self.digested, group, chunks)
             if found != wanted:
                 raise CorruptError(
                     f"tensor {self.place.name} from peer {self.source.peer.name}: the digest of rows {group.first} to "
@@ -121,7 +143,7 @@ class Move:
             return
         if not self.casts:
             word = np.dtype(WORDS[self.shard.grid.itemsize])
-            arrived = stage[at : at + self.staged_bytes].numpy(word, self.wide.extents)
+            arrived = stage[at : at + self.wide.size * word.itemsize].numpy(word, self.wide.extents)
             self.place.words(self.shadow)[self.target.slices()] = arrived[..., skip : skip + self.box.extents[-1]]
             return
         source, target = contents_of(stage)[at:], contents_of(self.shadow)[self.place.offset :]

@@ -20,6 +20,7 @@ from hmc.weights._limits import SLICE, Limits, drain
 from hmc.weights._manifest import STATE_BYTES
 from hmc.weights._moves import Move
 from hmc.weights._remote import LOST, Source, release
+from hmc.weights._stages import Stages
 
 __all__ = ["run"]
 
@@ -32,7 +33,6 @@ class Planned(Protocol):
 
     sources: list[Source]
     tasks: list[Task]
-
     scratch: Scratch
 
     def leave_shadow(self) -> None: ...
@@ -107,22 +107,39 @@ class Board:
 
 
 class Flight:
-    """A task on its way from a source."""
+    """A task on its way from a source: all of its moves at a time, or as many as its stage holds."""
 
     def __init__(self, number: int) -> None:
         self.number = number
-        self.moves: list[Move] = []
+        self.begun = False  # it has the stage that it requires
         self.stage: ConnBuffer | None = None
-        self.places: list[int] = []
+        self.staged_bytes = 0
+        self._left: deque[Move] = deque()  # not read yet
+        self.moves: list[Move] = []
+        self.places: list[int] = []  # of the moves in the stage
         self.works: list[Work] = []
 
-    def post(self, moves: list[Move], stage: ConnBuffer | None) -> None:
-        self.moves, self.stage = moves, stage
-        at = 0
-        for move in moves:
-            self.works.append(move.post(stage, at))
+    def prepare(self, moves: list[Move]) -> None:
+        self.staged_bytes = sum(move.staged_bytes for move in moves)
+        self._left.extend(moves)
+
+    def begin(self, stage: ConnBuffer | None) -> None:
+        self.begun, self.stage = True, stage
+        if stage is not None and stage.nbytes < self.staged_bytes:
+            self._left = deque(piece for move in self._left for piece in move.fitted(stage.nbytes))
+        self.post()
+
+    def post(self) -> bool:
+        """Begins to read the next moves. False: there is none left."""
+        self.moves, self.places, self.works = [], [], []
+        at, room = 0, 0 if self.stage is None else self.stage.nbytes
+        while self._left and (at == 0 or at + self._left[0].staged_bytes <= room):
+            move = self._left.popleft()
+            self.works.append(move.post(self.stage, at))
+            self.moves.append(move)
             self.places.append(at)
-            at += -(-move.staged_bytes // 64) * 64
+            at += move.staged_bytes
+        return bool(self.moves)
 
 
 @contextlib.contextmanager
@@ -140,17 +157,26 @@ def _borrowed(memory: Scratch, nbytes: int) -> Iterator[ConnBuffer]:
 class Worker:
     """Reads from one source. ``digests``: what it verifies; None: nothing."""
 
-    def __init__(self, plan: Planned, number: int, generation: int, board: Board, limits: Limits, digests: Digests | None) -> None:
+    def __init__(
+        self,
+        plan: Planned,
+        number: int,
+        generation: int,
+        board: Board,
+        limits: Limits,
+        stages: Stages,
+        digests: Digests | None,
+    ) -> None:
         self.plan = plan
         self.number = number
         self.source: Source = plan.sources[number]
         self.generation = generation
         self.board = board
         self.limits = limits
+        self.stages = stages
         self.digests = digests
         self.ended = threading.Event()  # it writes no more
         self.flights: deque[Flight] = deque()
-        self.stages: list[ConnBuffer] = []
         self.in_flight = (_HERE if plan.shadow.device == "cpu" else _ON_DEVICE) if self.source.peer.same_host else _FAR
 
     def main(self) -> None:
@@ -166,9 +192,9 @@ class Worker:
             self.board.fail(error)
             self._drain()
         finally:
-            for buffer in self.stages:
-                release(buffer)
-            self.stages.clear()
+            for flight in self.flights:
+                if flight.stage is not None:
+                    self.stages.discard(flight.stage)
             self.flights.clear()
             self.ended.set()
 
@@ -197,7 +223,7 @@ class Worker:
     def _read(self, words: ConnBuffer) -> None:
         while True:
             self.limits.check()
-            while len(self.flights) < self.in_flight:
+            while len(self.flights) < self.in_flight and (not self.flights or self.flights[-1].begun):
                 number = self.board.take(self.number, wait=not self.flights)
                 if number is None:
                     break
@@ -212,33 +238,34 @@ class Worker:
         flight = Flight(number)
         self.flights.append(flight)  # before what may fail: a lost source gives back what it took
         verify = self.digests is not None
-        moves = [self.plan.move(cell, self.number, verify) for cell in self.plan.tasks[number].cells]
-        flight.post(moves, self._stage(sum(-(-move.staged_bytes // 64) * 64 for move in moves)))
+        flight.prepare([self.plan.move(cell, self.number, verify) for cell in self.plan.tasks[number].cells])
+        self._begin(flight, wait=len(self.flights) == 1)
 
-    def _stage(self, nbytes: int) -> ConnBuffer | None:
-        if nbytes == 0:
-            return None
-        used = {id(flight.stage) for flight in self.flights}
-        unused = [stage for stage in self.stages if id(stage) not in used]
-        for stage in unused:
-            if stage.nbytes >= nbytes:
-                return stage
-        for stage in unused:  # else tasks of rising sizes leave one each
-            self.stages.remove(stage)
-            release(stage)
-        self.stages.append(self.source.ctx.buffer(nbytes, device=self.plan.shadow.device))
-        return self.stages[-1]
+    def _begin(self, flight: Flight, wait: bool) -> None:
+        """Begins to read, or not yet, where there is no room for a stage and the worker is not to wait for it."""
+        stage = self.stages.take(flight.staged_bytes, self.limits, wait) if flight.staged_bytes else None
+        if stage is not None or not flight.staged_bytes:
+            flight.begin(stage)
 
     def _land(self, flight: Flight, words: ConnBuffer) -> None:
-        for work in flight.works:
-            self.limits.finish(work)
-        self._same_epoch(words)
-        for move, at in zip(flight.moves, flight.places, strict=True):
-            if self.digests is not None:
-                move.check(self.digests, flight.stage, at)
-            if not move.direct:
-                assert flight.stage is not None
-                move.place_staged(flight.stage, at)
+        if not flight.begun:
+            self._begin(flight, wait=True)  # it is the only one: no other of this worker has a stage
+        while True:
+            for work in flight.works:
+                self.limits.finish(work)
+            self._same_epoch(words)
+            for move, at in zip(flight.moves, flight.places, strict=True):
+                if self.digests is not None:
+                    move.check(self.digests, flight.stage, at)
+                if not move.direct:
+                    assert flight.stage is not None
+                    move.place_staged(flight.stage, at)
+            if not flight.post():
+                break
+            self.limits.check()
+        if flight.stage is not None:
+            self.stages.give(flight.stage)
+            flight.stage = None
 
 
 class Start(NamedTuple):
@@ -311,7 +338,10 @@ def run(plan: Planned, verify: bool, epoch: int | None, limits: Limits) -> int:
     required = list(start.generations)
     doubled = [number for number in required if _takes_two(plan.sources[number], len(required))]
     digests = {number: Digests(plan.excerpt(number), plan.scratch) for number in required} if verify else {}
-    workers = [Worker(plan, number, start.generations[number], board, limits, digests.get(number)) for number in required + doubled]
+    stages = Stages(plan.sources[0].ctx, plan.shadow.device)
+    workers = [
+        Worker(plan, number, start.generations[number], board, limits, stages, digests.get(number)) for number in required + doubled
+    ]
     started = []
     try:
         for worker in workers[1:]:
@@ -323,6 +353,7 @@ def run(plan: Planned, verify: bool, epoch: int | None, limits: Limits) -> int:
     workers[0].main()
     for worker in started:
         worker.ended.wait()
+    stages.close()
     for read in digests.values():
         read.end()
     error, board.error = board.error, None

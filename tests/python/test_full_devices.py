@@ -1,0 +1,180 @@
+"""Transfers beside a device that has little memory left: they go on with less, or say what is lacking."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import hmc
+import hmc.testing
+from hmc.kv import _images
+from hmc.layout import Runs
+
+MEMORY = 64 << 20
+
+PRELUDE = """
+import contextlib, time
+from hmc import tensors
+
+PAGE = 2 << 20  # of NVIDIA's devices
+
+def free(device="cuda:0"):
+    \"\"\"Bytes that are left of a device, in whole pages.\"\"\"
+    taken = []
+    with contextlib.suppress(hmc.OutOfMemoryError):
+        while True:
+            taken.append(hmc.Memory(PAGE, device))
+    return len(taken) * PAGE
+
+def filled(left, device="cuda:0"):
+    \"\"\"Takes memory until so many bytes of a device are left.\"\"\"
+    taken, until = [], time.monotonic() + 20
+    while len(taken) * PAGE < most - left:  # threads of a transfer that has ended may refer to its memory for a moment
+        assert time.monotonic() < until, "the memory of an earlier transfer is not free"
+        try:
+            taken.append(hmc.Memory(PAGE, device))
+        except hmc.OutOfMemoryError:
+            time.sleep(0.001)
+    return taken
+"""
+
+WEIGHTS = """
+from hmc import weights
+import itertools
+from hmc.weights import _cells, _pull, _stages
+from weights_pair import Pair, cast, numbers
+
+rows, columns = 2048, 1001
+values = numbers((rows, columns), "float32")  # 8 MB
+row = numbers((125, 8000), "float32")  # 4 MB, as one row, which is cut at its chunks
+_cells.DEVICE_TASK_BYTES = 16 << 20
+sizes = []
+real = _stages.Stages.take
+
+def take(self, *given):
+    stage = real(self, *given)
+    sizes.append(0 if stage is None else stage.nbytes)
+    return stage
+
+_stages.Stages.take = take
+with contextlib.ExitStack() as end:
+    pair = Pair(end)
+    named = {"row": row, "y0": values, "y1": values, "y2": values}
+    published = {**named, "row": row.reshape(1, -1), "x": values}
+    source = pair.publish({name: one.view(np.float32) for name, one in published.items()})
+    memory = {name: hmc.Memory(one.nbytes // 2, "cuda:0") for name, one in named.items()}
+    shapes = {name: (rows, columns) if name != "row" else (1, row.size) for name in named}
+    target = {name: weights.part(tensors.view(one, "bfloat16", shapes[name])) for name, one in memory.items()}
+    memory["x"] = hmc.Memory(rows * 500 * 4, "cuda:0")
+    target["x"] = weights.part(tensors.view(memory["x"], "float32", (rows, 500)), (rows, columns), (0, 3))
+    wanted = {name: cast(one, "float32", "bfloat16").tobytes() for name, one in named.items()}
+    wanted["x"] = np.ascontiguousarray(values[:, 3:503]).tobytes()
+    plan = pair.plan(source, target, shadow="cuda:0")
+    most = free()
+    for verify, left, two in itertools.product((True, False), (16 << 20, 6 << 20, PAGE), (True, False)):
+        _pull._takes_two = lambda *_: two
+        sizes.clear()
+        taken = filled(left)
+        plan.pull(verify=verify, timeout=50).wait()
+        assert 0 < max(sizes) < left + PAGE, (left, sizes)
+        del taken
+        plan.commit()
+        for name, one in memory.items():
+            host = np.empty(one.nbytes, np.uint8)
+            one.copy_to(host)
+            assert host.tobytes() == wanted[name], name
+            one.fill(0)
+    taken = filled(0)
+    for _ in range(2):
+        try:
+            plan.pull(timeout=50).wait()
+        except hmc.OutOfMemoryError as error:
+            print(error)
+    del taken
+    filled(0)  # nothing is kept
+print("pulled")
+"""
+
+
+@pytest.mark.parametrize("kernels", [True, False])
+def test_weights_go_on_with_smaller_stages(run_script: Callable[..., str], kernels: bool) -> None:
+    vendor = "cuda" if kernels else "musa"
+    source = (PRELUDE + WEIGHTS).replace("cuda:0", f"{vendor}:0")
+    said = run_script(source, {**hmc.testing.environment(vendor), "HMC_SIM_MEMORY": str(MEMORY)})
+    assert "pulled" in said
+    assert said.count(f"the pull has no room for a stage on {vendor}:0: ") == 2
+    assert "2097152 suffice" in said
+
+
+PAGES = """
+from hmc.kv import _moves
+from kv_sides import PLAIN, TURNED, connected, expected, same
+
+_moves.CHUNK = 1 << 20
+prefill, decode = "L=3 B=160 H=4 N=16 (kv D=32) bf16", "L=3 B=80 kv H=4 D=32 N=32 bf16"  # 4 MB each, short runs
+for layouts in ((prefill, decode), (decode, prefill)):
+    with connected(*layouts, ("cuda:0", "cuda:0")) as (a, b, to_a, to_b):
+        mine, theirs = (list(range(1, 1 + 1000 // side.layout.block + 1)) for side in (a, b))
+        for left in (2 * PAGE, PAGE, 0):
+            wanted = expected(a, mine, b, theirs, 1000)
+            most = free()
+            taken = filled(left)
+            lease = a.pool.lease("s", mine, 1000)
+            b.pool.pull(to_a, lease.ticket, theirs).wait(50)
+            inbox = b.pool.receive(to_a, theirs, 1000)
+            with a.pool.push(to_b, inbox.ticket, mine) as push:
+                for layer in range(3):
+                    push.ready(layer, timeout=20)
+            inbox.wait(20)
+            del taken
+            same(b, wanted)
+            for side in (a, b):
+                side.pool.cache._again = 0.0
+                side.pool.scratch._free_spare("cuda:0")
+                side.pool.cache._images.close()
+            for array in b.arrays:
+                array.memory.fill(0)
+print("pulled")
+"""
+
+
+@pytest.mark.parametrize("vendor", ["cuda", "musa"])
+def test_pages_go_on_without_room_on_the_device(run_script: Callable[..., str], vendor: str) -> None:
+    source = (PRELUDE + PAGES).replace("cuda:0", f"{vendor}:0")
+    assert "pulled" in run_script(source, {**hmc.testing.environment(vendor), "HMC_SIM_MEMORY": str(MEMORY)})
+
+
+class Given:
+    """Images of one size, or none."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    @contextlib.contextmanager
+    def taken(self, nbytes: int, least: int) -> Iterator[hmc.Memory]:
+        if self.size == 0:
+            raise hmc.OutOfMemoryError("the device is full")
+        yield hmc.Memory(self.size)
+
+
+@pytest.mark.parametrize("size", [4096, 1000, 64, 31, 3, 0])
+def test_runs_pass_images_of_any_size(size: int) -> None:
+    """Every byte of a run arrives, and no other byte of the caches changes."""
+    rng = np.random.default_rng(0)
+    caches = [hmc.Memory.from_array(rng.integers(0, 256, 5000, np.uint8)) for _ in range(2)]
+    packed = [np.arange(0, 3000, 30, dtype=np.uint64), np.arange(3000, 3993, 7, dtype=np.uint64)]
+    there = [rng.permutation(100).astype(np.uint64) * 50, rng.permutation(142).astype(np.uint64) * 33]
+    images: Any = Given(size)
+    copy = hmc.Memory(4000)
+    _images.gather(images, [Runs(20, 0, there[0], 0, packed[0]), Runs(7, 1, there[1], 0, packed[1])], caches, copy)
+    back = [hmc.Memory(5000), hmc.Memory(5000)]
+    _images.scatter(images, [Runs(20, 0, packed[0], 0, there[0]), Runs(7, 0, packed[1], 1, there[1])], back, copy)
+    for cache, found, offsets, nbytes in zip(caches, back, there, (20, 7), strict=True):
+        wanted = np.zeros(5000, np.uint8)
+        for first in offsets.astype(int):
+            wanted[first : first + nbytes] = cache.numpy()[first : first + nbytes]
+        assert np.array_equal(found.numpy(), wanted)
