@@ -18,6 +18,7 @@ __all__ = ["cast", "contents_of", "digest_of", "table_of"]
 
 # What a kernel's call raises, before it has written anything, where the CPU is to compute: there is none, or not yet, or no memory.
 _NOT_HERE = (UnsupportedError, OutOfMemoryError)
+_COPY_BYTES = 16 << 20  # of device memory that the CPU digests, about: rows may be far apart
 
 
 def contents_of(buffer: ConnBuffer) -> Contents:
@@ -38,7 +39,11 @@ def digest_of(grid: Grid, data: Contents, stride: int, first_row: int, rows: int
     if isinstance(data, Memory):
         with contextlib.suppress(*_NOT_HERE):
             return grid.digest(data, stride, first_row, rows, first, last)
-        data = _host_copy(data[: min(data.nbytes, rows * stride)])
+        step, total = max(1, _COPY_BYTES // stride), 0
+        for row in range(0, rows, step):
+            copy = _host_copy(data[row * stride : min(data.nbytes, (row + step) * stride)])
+            total += grid.digest(copy, stride, first_row + row, min(step, rows - row), first, last)
+        return total & (1 << 64) - 1
     return grid.digest(data, stride, first_row, rows, first, last)
 
 

@@ -175,6 +175,9 @@ class Words:
             if self._memory is not None:
                 self._memory.copy_blocks_from(words, [0], [0], words.nbytes)
                 return
+            if self._host is not None and self._host.flags.c_contiguous:
+                _core.Memory.from_array(self._host.reshape(-1).view(np.uint8)).copy_blocks_from(words, [0], [0], words.nbytes)
+                return
             copy = _core.Memory(words.nbytes)
             copy.copy_blocks_from(words, [0], [0], words.nbytes)
             words = copy.numpy(self.word, self._extents)

@@ -14,7 +14,7 @@ from weights_pair import Pair, cast, numbers, random
 
 import hmc
 from hmc import tensors, weights
-from hmc.weights import _cells, _publish
+from hmc.weights import _cells, _compute, _publish
 from hmc.weights._digest import Grid
 
 #: name: (shape, element type). A row that is longer than a band of digests, odd rows, a scalar, no elements.
@@ -145,6 +145,7 @@ def columns(pair: Pair, here: str, there: str, shadow: str) -> None:
 
 
 def main(devices: list[str]) -> None:
+    _compute._COPY_BYTES = 1 << 14  # several copies of digested rows
     _publish.TASK_BYTES = _cells.TASK_BYTES = _cells.DEVICE_TASK_BYTES = 1 << 16  # several bands of digests, several tasks
     for most in (1 << 10, 1 << 14, 1 << 30):  # bands are the whole shard, each byte once
         for extents, size in (((70_001,), 4), ((3, 9001), 2), ((130, 77), 1), ((1,), 8)):
