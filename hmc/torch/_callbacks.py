@@ -159,7 +159,7 @@ class Deadlines:
             thread.join(max(0.0, seconds))
 
     def add(self, seconds: float, action: Callable[[], object]) -> Deadline:
-        """Run `action` in `seconds` unless it is stopped before, or the interpreter ends.
+        """Run `action` in `seconds` unless it is stopped before, or the interpreter ends. Its exceptions are discarded.
 
         RuntimeError: the system refuses the first thread.
         """
@@ -197,7 +197,8 @@ class Deadlines:
                     self._changed.wait(None if wait is None else min(wait, LONGEST_WAIT))
                     continue
             assert first is not None
-            first.run()
+            with contextlib.suppress(Exception):  # as of a task: the other deadlines need this thread
+                first.run()
 
 
 def _drop_closed(queue: list[Deadline]) -> None:
@@ -214,8 +215,10 @@ deadlines = Deadlines()
 def _end() -> None:
     # A thread that frees a tensor takes the interpreter's lock in a destructor of torch, which aborts the process at its end.
     until = time.monotonic() + LONGEST_EXIT
-    _threads.end(LONGEST_EXIT)
-    deadlines.end(until - time.monotonic())
+    try:
+        _threads.end(LONGEST_EXIT)
+    finally:  # also after a Ctrl-C
+        deadlines.end(until - time.monotonic())
 
 
 def _start_anew() -> None:

@@ -305,3 +305,52 @@ assert called.wait(60)
         deadline=90,
     )
     assert said[0].count("freed") == 1, said
+
+
+def test_an_interrupted_exit_waits_for_what_a_deadline_frees(run_torch: Callable[..., list[str]]) -> None:
+    said = run_torch(
+        GROUPS
+        + """
+import os, signal, time
+from hmc.torch._callbacks import deadlines, run_soon
+
+class Held:
+    def __call__(self):
+        called.set()
+
+    def __del__(self):
+        time.sleep(0.5)
+        os.write(1, b"freed" + os.linesep.encode())
+
+def interrupt():
+    assert ending.wait(60)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.2)
+
+called, ending = threading.Event(), threading.Event()
+deadlines.add(0.01, Held())
+run_soon(interrupt)
+assert called.wait(60)
+
+import atexit
+atexit.register(ending.set)  # runs before the exit waits
+""",
+        ranks=1,
+    )
+    assert said[0].count("freed") == 1, said
+
+
+def test_a_deadline_that_raises_leaves_the_others(run_torch: Callable[..., list[str]]) -> None:
+    run_torch(
+        GROUPS
+        + """
+from hmc.torch._callbacks import deadlines
+runs = threading.Event()
+def fails():
+    raise MemoryError("refused")
+deadlines.add(0.01, fails)
+deadlines.add(0.02, runs.set)
+assert runs.wait(60)
+""",
+        ranks=1,
+    )
