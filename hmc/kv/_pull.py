@@ -13,9 +13,10 @@ import numpy as np
 from hmc import layout as layouts
 from hmc._core import Peer, StreamMark, Work
 from hmc._streams import wait_for
+from hmc._waits import SLICE, drained
 from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError, PeerLostError, StaleBufferError
 from hmc.kv._moves import Chunk, Direct, InFlight, Side, batches, chunks, common, groups
-from hmc.kv._remote import END_WORD, SLICE, RemotePool, drained, end_lease, finish
+from hmc.kv._remote import END_WORD, RemotePool, end_lease, finish
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import Ticket
 

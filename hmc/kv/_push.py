@@ -16,6 +16,7 @@ from hmc import layout as layouts
 from hmc._arguments import whole
 from hmc._core import Peer, StreamMark, Work
 from hmc._deadline import Deadline
+from hmc._waits import drained
 from hmc.errors import (
     HmcCancelledError,
     HmcError,
@@ -27,7 +28,7 @@ from hmc.errors import (
 )
 from hmc.kv._blocks import Used
 from hmc.kv._moves import Chunk, Direct, Side, batches, chunks, common
-from hmc.kv._remote import RemotePool, drained, finish
+from hmc.kv._remote import RemotePool, finish
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import ABORT, ACCEPTED, CREDIT, END, GO, LAYER, REFUSED, START, STOP, Record, Ticket
 

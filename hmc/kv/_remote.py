@@ -2,48 +2,43 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hmc import _waits
 from hmc._core import Descriptor, Peer, RemoteBuffer, Work
 from hmc._scratch import Scratch
-from hmc.errors import HmcError, HmcTimeoutError, InvalidArgumentError, LeaseExpiredError, ProtocolError, StaleBufferError
+from hmc._waits import SLICE, drained
+from hmc.errors import HmcTimeoutError, InvalidArgumentError, LeaseExpiredError, ProtocolError, StaleBufferError
 from hmc.kv._leases import SLOT_WORDS, SLOTS
 from hmc.kv._wire import MAX_DESCRIPTION, Description, Ticket
 
 if TYPE_CHECKING:
     from hmc.kv._transfer import Transfer
 
-__all__ = ["END_WORD", "SLICE", "RemotePool", "drained", "end_lease", "finish"]
+__all__ = ["END_WORD", "RemotePool", "end_lease", "finish"]
 
 END_WORD = 2  # of a lease's slot: its reader writes the generation there when it has finished
-
-SLICE = 0.05  # seconds of a wait, between looks whether the transfer is cancelled
 _READ_BYTES = 16 << 20  # of rows that are read together
 
 
 def finish(work: Work, transfer: Transfer, tick: Callable[[], None] | None = None, pause: float = SLICE) -> None:
-    """Waits until an operation has ended. Where the transfer is cancelled, withdraws it, or lets it end.
+    """Waits until an operation of a transfer has ended. Where the transfer is cancelled, withdraws it, or lets it end.
 
     Calls ``tick`` every ``pause`` seconds meanwhile. Where that raises, the operation is still in flight.
     """
-    while True:
-        try:
-            work.wait(pause)
-        except HmcTimeoutError:
-            if work.done:
-                work.wait()  # it ended just now, or with a timeout of its own
-                return
-            if transfer._cancel.asked and work._withdraw():
-                transfer._check_cancelled()
-            if tick is not None:
-                tick()
-        else:
-            return
+    _waits.finish(work, partial(_look, work, transfer, tick), lambda: pause)
+
+
+def _look(work: Work, transfer: Transfer, tick: Callable[[], None] | None) -> None:
+    if transfer._cancel.asked and work._withdraw():
+        transfer._check_cancelled()
+    if tick is not None:
+        tick()
 
 
 class _Importing:
@@ -65,31 +60,21 @@ class _Importing:
 
     def finish(self, work: Work) -> None:
         """Waits until an operation has ended. Where it is to end early, withdraws it, or lets it end."""
-        while True:
-            try:
-                work.wait(min(SLICE, self.left()))
-            except HmcTimeoutError:
-                if work.done:
-                    work.wait()  # it ended just now, or with a timeout of its own
-                    return
-                try:
-                    self._check()
-                    if self.left() == 0:
-                        raise HmcTimeoutError(
-                            f"{self.peer.name} did not answer the import of its pool within {self._timeout:g} s; is it stopped?"
-                        ) from None
-                except BaseException:
-                    drained(work)
-                    raise
-            else:
-                return
+        try:
+            _waits.finish(work, self._look, self._pause)
+        except BaseException:
+            drained(work)
+            raise
 
+    def _pause(self) -> float:
+        return min(SLICE, self.left())
 
-def drained(work: Work) -> None:
-    """Returns when an operation has ended, withdrawn or by itself, whatever its outcome."""
-    if not work.done and not work._withdraw():
-        with contextlib.suppress(HmcError):
-            work.wait()
+    def _look(self) -> None:
+        self._check()
+        if self.left() == 0:
+            raise HmcTimeoutError(
+                f"{self.peer.name} did not answer the import of its pool within {self._timeout:g} s; is it stopped?"
+            ) from None
 
 
 def _described(importing: _Importing, pool: bytes) -> RemoteBuffer:

@@ -8,11 +8,11 @@ import threading
 from hmc._core import Work
 from hmc._deadline import Deadline
 from hmc._threaded import Cancel
+from hmc._waits import SLICE, finish
 from hmc.errors import HmcCancelledError, HmcError, HmcTimeoutError
 
-__all__ = ["SLICE", "Limits", "drain"]
+__all__ = ["Limits", "drain"]
 
-SLICE = 0.05  # seconds of a wait, between looks at cancel and deadline
 _PATIENCE = 1.0  # seconds, for reads that cannot be withdrawn
 
 
@@ -42,16 +42,10 @@ class Limits:
 
     def finish(self, work: Work) -> None:
         """Waits for an operation. Raises its error, or what ends the pull."""
-        while True:
-            try:
-                work.wait(self.left(SLICE))
-            except HmcTimeoutError:
-                if work.done:
-                    work.wait()  # it ended just now, or with a timeout of its own
-                    return
-                self.check()
-            else:
-                return
+        finish(work, self.check, self._pause)
+
+    def _pause(self) -> float:
+        return self.left(SLICE)
 
 
 def drain(works: list[Work], limits: Limits) -> bool:

@@ -12,11 +12,12 @@ from typing import NamedTuple, Protocol
 
 from hmc._core import ConnBuffer, Work
 from hmc._scratch import Scratch
+from hmc._waits import SLICE
 from hmc._workers import run_on_thread
 from hmc.errors import EpochChangedError, HmcTimeoutError, OutOfMemoryError
 from hmc.weights._cells import Cell, Task
 from hmc.weights._excerpt import Digests, Excerpt
-from hmc.weights._limits import SLICE, Limits, drain
+from hmc.weights._limits import Limits, drain
 from hmc.weights._manifest import STATE_BYTES
 from hmc.weights._moves import Move
 from hmc.weights._remote import LOST, Source, release

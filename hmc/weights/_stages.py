@@ -6,8 +6,9 @@ import threading
 
 from hmc._core import ConnBuffer, Context
 from hmc._scratch import fitting
+from hmc._waits import SLICE
 from hmc.errors import OutOfMemoryError
-from hmc.weights._limits import SLICE, Limits
+from hmc.weights._limits import Limits
 from hmc.weights._remote import release
 
 __all__ = ["LEAST_STAGE", "Stages"]
