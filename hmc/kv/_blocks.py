@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hmc._arguments import wholes
 from hmc.errors import InvalidArgumentError, OutOfMemoryError
 
-__all__ = ["Blocks", "Use", "Used", "numbers"]
+__all__ = ["Blocks", "Session", "Use", "numbers"]
 
 
 def numbers(blocks: Any, most: int, end: int) -> NDArray[np.uint64]:
@@ -39,20 +39,20 @@ def numbers(blocks: Any, most: int, end: int) -> NDArray[np.uint64]:
 
 
 @dataclass
-class Used:
-    """A session's blocks, and how many leases and transfers use them."""
+class Session:
+    """The blocks of a session, and how many leases and transfers use them. Under the lock of Blocks."""
 
     name: str
     blocks: list[int] = field(default_factory=list)
     users: int = 0
-    freed: bool = False
+    freed: bool = False  # the blocks are given back with the last use; another session may have the name
 
 
 class Use:
     """One use of a session's blocks, from ``Blocks.use`` to ``Blocks.release``."""
 
     def __init__(self) -> None:
-        self.used: Used | None = None  # what was used; stays after the release
+        self.session: Session | None = None  # stays after the release
         self.held = False
         self.kept = False  # a lease or a transfer has it, and releases it
 
@@ -63,7 +63,7 @@ class Blocks:
     def __init__(self, count: int) -> None:
         self._lock = threading.Lock()
         self._free = deque(range(count))
-        self._sessions: dict[str, Used] = {}
+        self._sessions: dict[str, Session] = {}
         self.count = count
 
     @property
@@ -77,26 +77,27 @@ class Blocks:
             return list(self._sessions)
 
     def allocate(self, session: str, count: int) -> list[int]:
+        """Gives a session ``count`` more blocks, and returns these. OutOfMemoryError where fewer are free."""
         with self._lock:
             if count > len(self._free):
                 raise OutOfMemoryError(
                     f"session {session!r} asked for {count} blocks; {len(self._free)} of {self.count} are free: free sessions first"
                 )
-            mine = self._sessions.setdefault(session, Used(session)).blocks
+            mine = self._sessions.setdefault(session, Session(session)).blocks
             mine.extend(islice(iter(self._free.popleft, None), count))  # one call: no block is lost in between
             return mine[-count:]
 
-    def of(self, used: Used) -> list[int]:
-        """The blocks of a session that is in use, also where another one has its name by now."""
+    def of(self, session: Session) -> list[int]:
+        """The blocks of a session that is in use, also where another one has its name by now. InvalidArgumentError: it has none."""
         with self._lock:
-            if not used.blocks:
-                raise InvalidArgumentError(f"session {used.name!r} has no blocks here: allocate() them, or pass blocks=")
-            return list(used.blocks)
+            if not session.blocks:
+                raise InvalidArgumentError(f"session {session.name!r} has no blocks here: allocate() them, or pass blocks=")
+            return list(session.blocks)
 
-    def use(self, session: str, use: Use) -> Used:
-        """Keeps the session's blocks from being given away until ``release``."""
+    def use(self, name: str, use: Use) -> Session:
+        """Keeps the blocks of the session of that name from being given away until ``release``."""
         with self._lock:
-            found = use.used = self._sessions.setdefault(session, Used(session))
+            found = use.session = self._sessions.setdefault(name, Session(name))
             found.users += 1
             use.held = True
             return found
@@ -104,16 +105,16 @@ class Blocks:
     def release(self, use: Use) -> None:
         """Idempotent, also where ``use`` has not begun."""
         with self._lock:
-            used = use.used
-            if used is None or not use.held:
+            session = use.session
+            if session is None or not use.held:
                 return
             use.held = False
-            used.users -= 1
-            if used.users == 0 and used.freed:
-                blocks, used.blocks = used.blocks, []
+            session.users -= 1
+            if session.users == 0 and session.freed:
+                blocks, session.blocks = session.blocks, []
                 self._free.extend(blocks)
-            elif used.users == 0 and not used.blocks:
-                self._sessions.pop(used.name, None)
+            elif session.users == 0 and not session.blocks:
+                self._sessions.pop(session.name, None)
 
     def abandon(self, use: Use) -> None:
         """After an error of what was to use the blocks: releases them, unless a lease or a transfer does."""
@@ -127,12 +128,12 @@ class Blocks:
             if found is not None:
                 self._free_one(found)
 
-    def free_used(self, used: Used) -> None:
-        """As ``free``, of the session that was used, and not of a later one with its name."""
+    def free_session(self, session: Session) -> None:
+        """As ``free``, of this session, and not of a later one with its name."""
         with self._lock:
-            self._free_one(used)
+            self._free_one(session)
 
-    def _free_one(self, session: Used) -> None:
+    def _free_one(self, session: Session) -> None:
         if self._sessions.get(session.name) is session:
             del self._sessions[session.name]
         session.freed = True

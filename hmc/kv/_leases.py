@@ -160,27 +160,16 @@ class Leases:
         own: bool,
         on_end: Callable[[Lease], None] | None,
     ) -> Lease:
-        """A lease. The thread that ends it frees the session that is used, where it is its ``own``, and calls ``on_end``.
+        """Makes a lease of checked arguments: see Pool.lease(). Any thread.
 
-        Then it releases ``use``.
+        The thread that ends the lease frees the session's blocks where they are the lease's ``own``, calls ``on_end``, and releases
+        ``use``. Raises ClosedError, OutOfMemoryError (too many leases, no thread); ``use`` is then the caller's to release.
         """
-        table = None
-        if digest:
-            try:
-                table = self._pool.cache.digests(blocks, tokens, first, session=session).reshape(-1, len(blocks)).T
-            except HmcError:
-                self._pool._check_open()  # a pool that was closed meanwhile has no arrays
-                raise
-        if len(blocks) > len(self._free_rows) or not self._free_slots:
+        table = self._digests(session, blocks, tokens, first) if digest else None
+        if not self._has_room(len(blocks)):
             self.sweep()
         with self._lock:
-            if self._closed:
-                raise ClosedError("the pool is closed")
-            if len(blocks) > len(self._free_rows) or not self._free_slots:
-                raise OutOfMemoryError(
-                    f"a lease of {len(blocks)} blocks: rows for {len(self._free_rows)} and {len(self._free_slots)} of {SLOTS} "
-                    "leases are free; release leases, or give the pool more with lease_blocks="
-                )
+            self._check_room(len(blocks))
             if not self._held:
                 self._looked = time.monotonic()
             if self._sweeper is None:
@@ -214,7 +203,29 @@ class Leases:
                 raise
         return lease
 
+    def _digests(self, session: str, blocks: NDArray[np.uint64], tokens: int, first: int) -> Any:
+        """Digests of pages, of shape (blocks, layers * heads)."""
+        try:
+            return self._pool.cache.digests(blocks, tokens, first, session=session).reshape(-1, len(blocks)).T
+        except HmcError:
+            self._pool._check_open()  # a pool that was closed meanwhile has no arrays
+            raise
+
+    def _has_room(self, blocks: int) -> bool:
+        return blocks <= len(self._free_rows) and len(self._free_slots) > 0
+
+    def _check_room(self, blocks: int) -> None:
+        """Under the lock. Raises ClosedError, and OutOfMemoryError where there is no room for a lease of so many blocks."""
+        if self._closed:
+            raise ClosedError("the pool is closed")
+        if not self._has_room(blocks):
+            raise OutOfMemoryError(
+                f"a lease of {blocks} blocks: rows for {len(self._free_rows)} and {len(self._free_slots)} of {SLOTS} leases are "
+                "free; release leases, or give the pool more with lease_blocks="
+            )
+
     def end(self, lease: Lease, reason: str) -> None:
+        """Ends a lease, whose pages may change once it returns. Idempotent; any thread. Its ``on_end`` runs on this one."""
         generation, here = lease._ticket.generation, threading.get_ident()
         ours = False
         try:
@@ -249,8 +260,8 @@ class Leases:
         """What follows once nothing can be read any more. Idempotent: goes on where an exception has ended it."""
         with self._lock:
             self._take_back(lease)
-        if lease._own and lease._use is not None and lease._use.used is not None:
-            self._pool.blocks.free_used(lease._use.used)  # the name is free; the blocks are used until they are released
+        if lease._own and lease._use is not None and lease._use.session is not None:
+            self._pool.blocks.free_session(lease._use.session)  # the name is free; the blocks are used until they are released
         on_end, lease._on_end = lease._on_end, None
         if on_end is not None:
             try:
@@ -275,12 +286,14 @@ class Leases:
         return True
 
     def renew(self, lease: Lease, seconds: float) -> None:
+        """Lets a lease last ``seconds`` from now on. LeaseExpiredError where it has ended. Any thread."""
         with self._lock:
             if lease._ticket.generation not in self._held:
                 raise LeaseExpiredError(f"renew of the lease of session {lease.session!r}: it has ended ({lease.reason})")
             lease.expires = time.monotonic() + seconds
 
     def end_of(self, session: str, reason: str) -> None:
+        """Ends all leases of a session."""
         for lease in self.held:
             if lease.session == session:
                 self.end(lease, reason)
@@ -317,6 +330,7 @@ class Leases:
             time.sleep(_TICK)
 
     def _look(self, lease: Lease) -> str:
+        """Why a lease is over, by the words that its reader wrote and the clock; "" where it is not."""
         ticket = lease._ticket
         beaten, beats, ended = (int(word) for word in self._words[ticket.slot][:3])
         if ended == ticket.generation:
@@ -350,5 +364,6 @@ class Leases:
                 )
 
     def usage(self) -> dict[str, Any]:
+        """Counters of what is held and free now."""
         with self._lock:
             return {"leases_held": len(self._held), "rows_free": len(self._free_rows), "slots_free": len(self._free_slots)}

@@ -17,7 +17,7 @@ from hmc._deadline import Deadline
 from hmc._process import Owned
 from hmc._scratch import Scratch
 from hmc.errors import ClosedError, HmcTimeoutError, InvalidArgumentError
-from hmc.kv._blocks import Blocks, Use, Used, numbers
+from hmc.kv._blocks import Blocks, Session, Use, numbers
 from hmc.kv._cache import Cache, layout_of
 from hmc.kv._counters import Counters
 from hmc.kv._leases import Lease, Leases, lasting
@@ -216,9 +216,9 @@ class Pool(Owned):
         offer = Ticket.decode(ticket, INBOX)
         use = Use()
         try:
-            used = self.blocks.use(session, use)
-            source = side(self.layout, self._chosen(used, blocks), offer.tokens, first + offer.skip)
-            push = Push(self, peer, offer, session, source, credits, used if moves else None)
+            owner = self.blocks.use(session, use)
+            source = side(self.layout, self._chosen(owner, blocks), offer.tokens, first + offer.skip)
+            push = Push(self, peer, offer, session, source, credits, owner if moves else None)
             self.transfers.run(push, push._run, use)
         except BaseException:
             self.blocks.abandon(use)
@@ -382,8 +382,9 @@ class Pool(Owned):
             if not isinstance(peer, Peer):
                 raise TypeError(f"peer must be a hmc.Peer, not {type(peer).__name__}")
 
-    def _chosen(self, used: Used, blocks: Sequence[int] | None) -> NDArray[np.uint64]:
-        return numbers(self.blocks.of(used) if blocks is None else blocks, MAX_BLOCKS, self.layout.blocks)
+    def _chosen(self, owner: Session, blocks: Sequence[int] | None) -> NDArray[np.uint64]:
+        """The numbers of the blocks that a call names, or of all that the session has."""
+        return numbers(self.blocks.of(owner) if blocks is None else blocks, MAX_BLOCKS, self.layout.blocks)
 
     def _tokens(self, tokens: int | None, blocks: Sized, first: int) -> int:
         """How many; None: all that fit from token ``first`` of the blocks on."""

@@ -26,7 +26,7 @@ from hmc.errors import (
     PeerLostError,
     ProtocolError,
 )
-from hmc.kv._blocks import Used
+from hmc.kv._blocks import Session
 from hmc.kv._moves import Chunk, Direct, Side, batches, chunks, common
 from hmc.kv._remote import RemotePool, finish
 from hmc.kv._transfer import Transfer
@@ -58,7 +58,7 @@ class Push(Transfer):
     """
 
     def __init__(
-        self, pool: Pool, peer: Peer, ticket: Ticket, session: str, source: Side, credits: int, moves: Used | None
+        self, pool: Pool, peer: Peer, ticket: Ticket, session: str, source: Side, credits: int, moves: Session | None
     ) -> None:
         super().__init__(session, "push")
         self._pool = pool
@@ -184,7 +184,7 @@ class Push(Transfer):
             self._serve(remote)
             ended = True
             if self._moves is not None:
-                self._pool.blocks.free_used(self._moves)
+                self._pool.blocks.free_session(self._moves)
         finally:
             self._drop()
             if not ended and not absent:

@@ -16,7 +16,7 @@ from kv_sides import PAIRS, drain_unread
 import hmc
 from hmc import _process, _workers, kv
 from hmc.kv import _receive, _remote
-from hmc.kv._blocks import Used
+from hmc.kv._blocks import Session
 from hmc.kv._wire import ACCEPTED, Record, Ticket
 
 
@@ -158,12 +158,12 @@ def test_a_name_that_is_used_again_during_a_call_lends_its_old_blocks(kv_pair: A
     old = a.pool.allocate("s", 16)
     use = a.pool.blocks.use
 
-    def interrupted(*given: Any) -> Used:
-        used = use(*given)
+    def interrupted(*given: Any) -> Session:
+        owner = use(*given)
         monkeypatch.undo()
         a.pool.free("s")
         a.pool.allocate("s", 16)
-        return used
+        return owner
 
     monkeypatch.setattr(a.pool.blocks, "use", interrupted)
     lease = a.pool.lease("s")
@@ -179,7 +179,7 @@ def test_a_pool_that_closes_during_a_lease(kv_pair: Any, monkeypatch: pytest.Mon
     a, _, _, _ = kv_pair(*PAIRS[0])
     use = a.pool.blocks.use
 
-    def interrupted(*given: Any) -> Used:
+    def interrupted(*given: Any) -> Session:
         a.pool.close()
         return use(*given)
 
@@ -194,7 +194,7 @@ def test_a_pool_that_closes_during_a_call(kv_pair: Any, monkeypatch: pytest.Monk
     ticket = a.pool.lease("s", [1]).ticket
     use = b.pool.blocks.use
 
-    def interrupted(*given: Any) -> Used:
+    def interrupted(*given: Any) -> Session:
         b.pool.close()
         return use(*given)
 

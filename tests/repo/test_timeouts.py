@@ -80,7 +80,7 @@ WITHOUT_TIMEOUT = {
     ("Pool", "remote"): "for the pool's parts: ten seconds",
     ("Plan", "commit"): "copies from memory to memory",
     ("Plan", "move"): LOCAL,
-    ("Plan", "excerpt"): "for the pull: does not wait",
+    ("Plan", "excerpt"): LOCAL,
     ("Plan", "leave_shadow"): LOCAL,
     ("Plan", "pulled"): LOCAL,
     ("Publication", "update"): "refuses while another one runs",
