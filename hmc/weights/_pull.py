@@ -193,9 +193,7 @@ class Worker:
             self.board.fail(error)
             self._drain()
         finally:
-            for flight in self.flights:
-                if flight.stage is not None:
-                    self.stages.discard(flight.stage)
+            self._leave_stages()
             self.flights.clear()
             self.ended.set()
 
@@ -204,6 +202,13 @@ class Worker:
             self.digests.read(self.limits)
             self._same_epoch(words)
         self._read(words)
+
+    def _leave_stages(self) -> None:
+        """To other workers where nothing writes into a stage any more."""
+        for flight in self.flights:
+            if flight.stage is not None:
+                give = self.stages.give if all(work.done for work in flight.works) else self.stages.discard
+                give(flight.stage)
 
     def _drain(self) -> bool:
         """False: the pull has ended, and what is still in flight may write into the shadow."""

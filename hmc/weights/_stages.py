@@ -59,12 +59,27 @@ class Stages:
                 limits.check()
 
     def _taken(self, nbytes: int) -> ConnBuffer:
-        for stage in self._spare:
-            if stage.nbytes >= nbytes:
-                self._spare.remove(stage)
-                return stage
+        least = min(nbytes, LEAST_STAGE)
+        spare = max(self._spare, key=lambda stage: stage.nbytes, default=None)
+        if spare is not None and spare.nbytes < least:
+            spare = None
+            self._free_spare()
+        made = None
+        if spare is None or spare.nbytes < nbytes:
+            try:
+                made = fitting(self._made, nbytes, least if spare is None else nbytes)
+            except OutOfMemoryError:
+                if spare is None:  # else it serves: what is freed to make room may be free only a moment later
+                    raise
+        if made is None:
+            assert spare is not None
+            self._spare.remove(spare)
+            return spare
         self._free_spare()  # else stages of rising sizes leave one each
-        return fitting(lambda size: self._ctx.buffer(size, device=self._device), nbytes, min(nbytes, LEAST_STAGE))
+        return made
+
+    def _made(self, nbytes: int) -> ConnBuffer:
+        return self._ctx.buffer(nbytes, device=self._device)
 
     def _free_spare(self) -> None:
         while self._spare:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +13,12 @@ import pytest
 
 import hmc
 import hmc.testing
+from hmc._deadline import Deadline
+from hmc._threaded import Cancel
 from hmc.kv import _images
 from hmc.layout import Runs
+from hmc.weights._limits import Limits
+from hmc.weights._stages import Stages
 
 MEMORY = 64 << 20
 
@@ -146,6 +152,75 @@ print("pulled")
 def test_pages_go_on_without_room_on_the_device(run_script: Callable[..., str], vendor: str) -> None:
     source = (PRELUDE + PAGES).replace("cuda:0", f"{vendor}:0")
     assert "pulled" in run_script(source, {**hmc.testing.environment(vendor), "HMC_SIM_MEMORY": str(MEMORY)})
+
+
+class Room:
+    """A Context whose device has so many bytes. Those of closed buffers are not free: others may still refer to them."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.left = nbytes
+        self.closed = 0
+
+    def buffer(self, nbytes: int, device: str) -> Any:
+        if nbytes > self.left:
+            raise hmc.OutOfMemoryError(f"{device} is full")
+        self.left -= nbytes
+        return SimpleNamespace(nbytes=nbytes, close=lambda timeout: self.close(nbytes))
+
+    def close(self, nbytes: int) -> None:
+        self.closed += nbytes
+
+
+MIB = 1 << 20
+
+
+def stages(nbytes: int) -> tuple[Any, Room, Limits]:
+    room: Any = Room(nbytes)
+    return Stages(room, "cuda:0"), room, Limits(Cancel(), Deadline(20))
+
+
+def test_a_stage_that_is_spare_serves_where_a_larger_one_has_no_room() -> None:
+    made, room, limits = stages(10 * MIB)
+    made.give(made.take(3 * MIB, limits, True))
+    assert made.take(8 * MIB, limits, True).nbytes == 3 * MIB
+    assert room.closed == 0
+    made, room, limits = stages(12 * MIB)
+    made.give(made.take(3 * MIB, limits, True))
+    assert made.take(8 * MIB, limits, True).nbytes == 8 * MIB
+    assert room.closed == 3 * MIB
+
+
+def test_a_worker_waits_for_the_stage_of_another() -> None:
+    made, _, limits = stages(3 * MIB)
+    first = made.take(8 * MIB, limits, True)
+    assert first.nbytes == 2 * MIB
+    assert made.take(8 * MIB, limits, False) is None
+    found: list[Any] = []
+    waiting = threading.Thread(target=lambda: found.append(made.take(8 * MIB, limits, True)))
+    waiting.start()
+    made.give(first)
+    waiting.join(20)
+    assert found == [first]
+    assert made.take(8 * MIB, limits, False) is None
+    limits.failed.set()
+    with pytest.raises(hmc.HmcCancelledError):
+        made.take(8 * MIB, limits, True)
+
+
+def test_no_room_for_the_least_stage_is_an_error_that_says_how_much() -> None:
+    made, room, limits = stages(3 * MIB)
+    first = made.take(MIB, limits, True)
+    assert first.nbytes == MIB
+    made.discard(first)  # still written, by a source that is stopped
+    assert made.take(2 * MIB, limits, True).nbytes == 2 * MIB
+    made, room, limits = stages(MIB)
+    with pytest.raises(hmc.OutOfMemoryError, match="8388608 bytes were wanted, 2097152 suffice: free memory of cuda:0, or plan"):
+        made.take(8 * MIB, limits, True)
+    made.give(made.take(MIB, limits, True))
+    with pytest.raises(hmc.OutOfMemoryError):  # the spare one is too small, and freed
+        made.take(8 * MIB, limits, True)
+    room.left = 2 * MIB
+    assert made.take(8 * MIB, limits, True).nbytes == 2 * MIB
 
 
 class Given:
