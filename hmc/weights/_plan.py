@@ -16,7 +16,14 @@ from hmc._process import Owned
 from hmc._scratch import Scratch
 from hmc._streams import queued, wait_for
 from hmc._threaded import Cancel
-from hmc.errors import ClosedError, HmcError, HmcTimeoutError, InvalidArgumentError, UnsupportedError
+from hmc.errors import (
+    ClosedError,
+    HmcError,
+    HmcTimeoutError,
+    InvalidArgumentError,
+    OutOfMemoryError,
+    UnsupportedError,
+)
 from hmc.tensors import Tensor, view
 from hmc.weights import _cells
 from hmc.weights._casts import check_cast
@@ -68,7 +75,7 @@ class Plan(Owned):
         most = _cells.TASK_BYTES if on_cpu else _cells.DEVICE_TASK_BYTES
         self.tasks = tasks_of(self._cells(parts, most), most)
         nbytes = self.places[-1].offset + self.places[-1].part.nbytes if self.places else 0
-        self._shadow: ConnBuffer | None = self.sources[0].ctx.buffer(max(1, nbytes), device=shadow)
+        self._shadow: ConnBuffer | None = self._new_shadow(max(1, nbytes), shadow)
 
     def _cells(self, parts: list[tuple[str, Part]], most: int) -> list[Cell]:
         known: dict[str, list[tuple[int, Shard]]] = {}
@@ -135,6 +142,16 @@ class Plan(Owned):
             raise ClosedError("the plan is closed")
         return self._shadow
 
+    def _new_shadow(self, nbytes: int, device: str) -> ConnBuffer:
+        try:
+            return self.sources[0].ctx.buffer(nbytes, device=device)
+        except OutOfMemoryError as error:
+            raise OutOfMemoryError(
+                f"the shadow of the plan has {nbytes} bytes, which {device} does not have free: free memory of it, or plan() with "
+                f"another shadow= ({error})",
+                error.native,
+            ) from None
+
     def leave_shadow(self) -> None:
         """For the pull: a read that cannot be withdrawn may still write into the shadow. The next pull takes another."""
         self._left = True
@@ -142,7 +159,7 @@ class Plan(Owned):
     def _renew_shadow(self) -> None:
         """OutOfMemoryError. HMC keeps the old one's memory for as long as it may be written."""
         before = self.shadow
-        self._shadow = self.sources[0].ctx.buffer(before.nbytes, device=before.device)
+        self._shadow = self._new_shadow(before.nbytes, before.device)
         self._moves.clear()
         self._left = False
         release(before)

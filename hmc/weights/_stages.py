@@ -46,7 +46,8 @@ class Stages:
                         raise OutOfMemoryError(
                             f"the pull has no room for a stage on {self._device}: {nbytes} bytes were wanted, "
                             f"{min(nbytes, LEAST_STAGE)} suffice: free memory of {self._device}, or plan() with another shadow= "
-                            f"({error})"
+                            f"({error})",
+                            error.native,
                         ) from None
                 else:
                     if stage.nbytes < wanted:

@@ -72,6 +72,12 @@ with contextlib.ExitStack() as end:
     named = {"row": row, "y0": values, "y1": values, "y2": values}
     published = {**named, "row": row.reshape(1, -1), "x": values}
     source = pair.publish({name: one.view(np.float32) for name, one in published.items()})
+    hold = hmc.Memory(56 << 20, "cuda:0")
+    try:
+        pair.plan(source, {name: np.empty((rows, columns), np.float32) for name in ("x", "y0")}, shadow="cuda:0")
+    except hmc.OutOfMemoryError as error:
+        print(error)
+    del hold
     memory = {name: hmc.Memory(one.nbytes // 2, "cuda:0") for name, one in named.items()}
     shapes = {name: (rows, columns) if name != "row" else (1, row.size) for name in named}
     target = {name: weights.part(tensors.view(one, "bfloat16", shapes[name])) for name, one in memory.items()}
@@ -114,6 +120,7 @@ def test_weights_go_on_with_smaller_stages(run_script: Callable[..., str], kerne
     assert "pulled" in said
     assert said.count(f"the pull has no room for a stage on {vendor}:0: ") == 2
     assert "2097152 suffice" in said
+    assert f"which {vendor}:0 does not have free: free memory of it, or plan() with another shadow=" in said
 
 
 PAGES = """
