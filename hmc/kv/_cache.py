@@ -62,7 +62,7 @@ def _copy_bytes(to: Memory, source: Memory, nbytes: int) -> None:
 
 def _read(chunk: Chunk, near: tuple[Layout, Any, Any], into: Any, digest: bool) -> int:
     """Converts a chunk from a cache (layout, arrays, blocks) into packed memory. Returns the digest of what was written, or 0."""
-    packed = np.arange(len(chunk.far.blocks), dtype=np.uint64)
+    packed = chunk.packed_blocks
     first = chunk.far.first
     layouts.convert(*near, chunk.packed, into, packed, chunk.tokens, source_first=chunk.near.first, target_first=first)
     return layouts.digest(chunk.packed, into, packed, chunk.tokens, first=first, position=chunk.token) if digest else 0
@@ -70,7 +70,7 @@ def _read(chunk: Chunk, near: tuple[Layout, Any, Any], into: Any, digest: bool) 
 
 def _write(chunk: Chunk, source: Any, near: tuple[Layout, Any, Any], position: int, digest: bool) -> int:
     """Converts a chunk from packed memory into a cache (layout, arrays, blocks). Returns the digest of what was read, or 0."""
-    packed = np.arange(len(chunk.far.blocks), dtype=np.uint64)
+    packed = chunk.packed_blocks
     where: dict[str, Any] = {"source_first": chunk.far.first, "target_first": chunk.near.first, "position": position}
     return layouts.convert(chunk.packed, source, packed, *near, chunk.tokens, **where, digest=digest)
 

@@ -58,6 +58,17 @@ class Chunk:
     near: Side
     far: Side
 
+    @property
+    def packed_blocks(self) -> NDArray[np.uint64]:
+        """The blocks of packed memory that it lies in: one for each of the remote cache's."""
+        return np.arange(len(self.far.blocks), dtype=np.uint64)
+
+    def runs(self, *, reading: bool) -> list[Runs]:
+        """The runs from the remote cache to packed memory (``reading``), or from packed memory to the remote cache."""
+        ends = (self.far.layout, self.far.blocks), (self.packed, self.packed_blocks)
+        (source, of), (target, into) = ends if reading else ends[::-1]
+        return layouts.runs(source, of, target, into, self.tokens, source_first=self.far.first, target_first=self.far.first)
+
 
 @dataclass(frozen=True)
 class Piece:

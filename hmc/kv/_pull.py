@@ -171,16 +171,7 @@ class Pull:
                 self.transfer._check_cancelled()
                 buffer = cache.take_chunk(chunk.packed.buffer_bytes, remote.buffers)
                 try:
-                    runs = layouts.runs(
-                        chunk.far.layout,
-                        chunk.far.blocks,
-                        chunk.packed,
-                        np.arange(len(chunk.far.blocks), dtype=np.uint64),
-                        chunk.tokens,
-                        source_first=chunk.far.first,
-                        target_first=chunk.far.first,
-                    )
-                    posted = self._posted(remote, runs, [buffer], chunk)
+                    posted = self._posted(remote, chunk.runs(reading=True), [buffer], chunk)
                 except BaseException:
                     self.pool.scratch.give(buffer)
                     raise

@@ -10,8 +10,6 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from hmc import layout as layouts
 from hmc._arguments import whole
 from hmc._core import Peer, StreamMark, Work
@@ -309,7 +307,7 @@ class Push(Transfer):
                 piece = _Piece(buffer=cache.take_chunk(chunk.packed.buffer_bytes, remote.buffers))
                 self._travelling.append(piece)
                 digest += self._convert(chunk, piece.buffer)
-                self._post(piece, remote, self._runs_of(chunk), [piece.buffer])
+                self._post(piece, remote, chunk.runs(reading=False), [piece.buffer])
         piece.layer = layer, digest & (1 << 64) - 1, heads
 
     def _post(self, piece: _Piece, remote: RemotePool, runs: list[layouts.Runs], near: Any) -> _Piece:
@@ -358,18 +356,6 @@ class Push(Transfer):
         found = self._pool.cache.read(chunk, buffer, self.session, digest=self._ticket.digests)
         self._pool.counts.add(self.session, bytes_converted=chunk.packed.buffer_bytes)
         return found
-
-    def _runs_of(self, chunk: Chunk) -> list[layouts.Runs]:
-        """From a converted chunk to the peer's pages."""
-        return layouts.runs(
-            chunk.packed,
-            np.arange(len(chunk.far.blocks), dtype=np.uint64),
-            chunk.far.layout,
-            chunk.far.blocks,
-            chunk.tokens,
-            source_first=chunk.far.first,
-            target_first=chunk.far.first,
-        )
 
     def _send(self, kind: int, layer: int = 0, digest: int = 0, heads: tuple[int, int] = (0, 0)) -> None:
         """Sends a record. Records keep their order and are small, so nothing waits for them here."""
