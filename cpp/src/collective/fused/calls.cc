@@ -108,7 +108,7 @@ std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, st
   group_.engine()->kick();
   // Its rank's earlier calls may have been announced by all by now. Another thread that launched them would share the lock, and the
   // vendor's, with this one.
-  if (posted->may_be_on_device()) group_.engine()->look_in_post();
+  if (posted->way_.on_device || posted->way_.by_library) group_.engine()->look_in_post();
   return posted;
 }
 
