@@ -97,7 +97,7 @@ std::shared_ptr<WorkState> OrderedWorks::start(DeviceRuntime& runtime, const std
 }
 
 bool OrderedWorks::poll() {
-  const bool asks = pending_.size() >= asks_at_ || (!engine_->is_posting() && Clock::now() >= asks_from_);
+  const bool asks = pending_.size() >= asks_at_ || (!engine_->posting().looks() && Clock::now() >= asks_from_);
   if (asks && !pending_.front()->over()) runtime_->poll();
   const auto self = self_;
   bool moved = false;

@@ -116,14 +116,6 @@ bool Engine::poll_once() {
   return core_.rounds.run(core_.rounds.sources().stale(Deadline::Clock::now())) != Rounds::nothing;
 }
 
-void Engine::look_in_post() {
-  if (core_.rounds.pollables().in_round() || core_.rounds.pollables().armed() || forked()) return;
-  core_.drivers.look_in_post();
-  posting_ = true;
-  core_.rounds.run(false);
-  posting_ = false;
-}
-
 // ---- lock not held ----
 
 bool Engine::drive(Deadline deadline, const std::function<bool()>& done) {

@@ -17,6 +17,7 @@
 #include "progress/dispatcher.h"
 #include "progress/engine_core.h"
 #include "progress/fd_handler.h"
+#include "progress/posting.h"
 
 namespace hmc {
 
@@ -49,17 +50,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   [[nodiscard]] bool waiter_is_served() const noexcept { return core_.rounds.awaited_came(); }
   // One round over Pollables (descriptors and timers every few rounds). True if anything moved.
   bool poll_once();
-  // The end of a posting call whose work begins as soon as other ranks are ready: one round, for that of the calls before it. Where
-  // such calls follow one another the watcher leaves the lock to them. Nothing inside a poll(), and while the watcher sleeps with
-  // everything armed: kick() has woken it.
-  void look_in_post();
-  // The caller needs nobody to poll for what it has posted: the watcher may come by at the next tick, as behind a drive().
-  void count_as_driven() noexcept {
-    core_.drivers.count();
-    core_.answer_kicks();
-  }
-  // Inside a poll() that look_in_post() makes: what costs much to look at may be left to the next rounds.
-  [[nodiscard]] bool is_posting() const noexcept { return posting_; }
+  [[nodiscard]] Posting& posting() noexcept { return posting_; }
   // Something was queued that a poll() must pick up: see that somebody polls (waiter, else background thread). Cheap when somebody
   // does. Not needed by a caller that drives right after.
   void kick();
@@ -69,10 +60,6 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   // locks. It ends on a waiter's thread or the dispatcher, never on the background thread. Without either (manual progress, nobody
   // waits), at the next drop_retired(), drive() or stop().
   void retire(std::shared_ptr<const void> owner);
-
-  // How long waiters look before they yield their core; and whether another thread waits for the engine lock meanwhile.
-  [[nodiscard]] WaitPolicy& wait_policy() noexcept { return core_.wait_policy; }
-  [[nodiscard]] bool contended() const noexcept { return core_.lock.contended(); }
 
   // ---- engine lock not held ----
   // Drives until `done()` (called under the lock, must be cheap) or the deadline: spin, then sched_yield, then sleep. True: done.
@@ -100,7 +87,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   explicit Engine(Progress progress) noexcept : background_(core_, dispatcher_, progress) {}
 
   EngineCore core_;
-  bool posting_ = false;  // guarded by the lock
+  Posting posting_{core_};  // guarded by the lock
   Dispatcher dispatcher_;
   BackgroundThread background_;
 };

@@ -48,7 +48,7 @@ Status Work::join(const Device& device, StreamHandle stream) const {
     static_cast<void>(engine->drive_flag(Deadline::after(patience), order->settled()));
     const bool ordered = locked(*engine, [&] {
       if (!order->order(device, stream)) return false;
-      engine->count_as_driven();
+      engine->posting().leave_to_tick();
       return true;
     });
     if (ordered) return {};

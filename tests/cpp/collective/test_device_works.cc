@@ -81,6 +81,28 @@ TEST_F(OrderedWorksTest, ManyPendingAreAskedForAtOnce) {
   engine_->poll_once();
 }
 
+TEST_F(OrderedWorksTest, PostsAskOnceForEachEight) {
+  const auto lock = engine_->lock();
+  for (int i = 0; i < 7; ++i) start();
+  std::this_thread::sleep_for(std::chrono::microseconds(10));
+  engine_->posting().look();
+  EXPECT_EQ(runtime_.asked, 0);
+  start();
+  engine_->posting().look();
+  EXPECT_EQ(runtime_.asked, 1);
+  for (int i = 0; i < 7; ++i) start();
+  engine_->posting().look();
+  EXPECT_EQ(runtime_.asked, 1);
+  start();
+  engine_->posting().look();
+  EXPECT_EQ(runtime_.asked, 2);
+  for (std::size_t i = 0; i < 10; ++i) started_[i]->complete({});
+  ask();
+  EXPECT_EQ(runtime_.asked, 2);  // the first ones were known to be over
+  for (std::size_t i = 10; i < started_.size(); ++i) started_[i]->complete({});
+  ask();
+}
+
 TEST_F(OrderedWorksTest, TheyEndInOrder) {
   const auto lock = engine_->lock();
   std::vector<int> ended;

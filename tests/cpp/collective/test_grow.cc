@@ -349,7 +349,7 @@ TEST(Grow, AnInvitationBesideACloseIsNotKept) {
         const auto invitation = part->invite();
         EXPECT_TRUE(invitation.ok() || invitation.status().code() == Code::closed) << invitation.status().str();
       });
-      while (!world->engine()->contended()) std::this_thread::yield();  // the Communicator was open
+      while (!world->engine()->posting().contended()) std::this_thread::yield();  // the Communicator was open
       std::thread closing([&] { HMC_EXPECT_OK(part->close(soon())); });
       lock.unlock();
       inviting.join();

@@ -26,30 +26,30 @@ constexpr std::size_t most_on_device = 64;
 // other ranks, again and again: that is when they announce, and looks at everything else in between cost more than the call.
 class ShortWait {
  public:
-  explicit ShortWait(Engine& engine) noexcept : engine_(engine), looks_(engine.wait_policy().rounds()) {}
+  explicit ShortWait(Posting& posting) noexcept : posting_(posting), looks_(posting.wait_policy().rounds()) {}
   // Waits a little. False: long enough.
   bool goes_on() {
-    if (engine_.contended()) return false;
+    if (posting_.contended()) return false;
     if (looks_ > 0) {
       --looks_;
       cpu_relax();
       return true;
     }
-    if (!engine_.wait_policy().shared()) return false;
+    if (!posting_.wait_policy().shared()) return false;
     const Deadline::Clock::time_point now = Deadline::Clock::now();
     if (!std::exchange(yields_, true)) {
       until_ = now + most_yielding;
       if (auto* const caller = Interruptible::current()) caller->before_waiting();
     }
     if (now >= until_) return false;
-    engine_.wait_policy().yield();
+    posting_.wait_policy().yield();
     return true;
   }
 
  private:
   // Less than a time slice. Sixteen ranks on two cores take a tenth of it; with a limit near that, one late rank makes all late.
   static constexpr auto most_yielding = std::chrono::milliseconds(1);
-  Engine& engine_;
+  Posting& posting_;
   unsigned looks_;
   bool yields_ = false;
   Deadline::Clock::time_point until_ = {};
@@ -108,7 +108,7 @@ std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, st
   group_.engine()->kick();
   // Its rank's earlier calls may have been announced by all by now. Another thread that launched them would share the lock, and the
   // vendor's, with this one.
-  if (posted->way_.on_device || posted->way_.by_library) group_.engine()->look_in_post();
+  if (posted->way_.on_device || posted->way_.by_library) group_.engine()->posting().look();
   return posted;
 }
 
@@ -124,7 +124,7 @@ Result<Calls::AtOnce> Calls::at_once(std::uint32_t rank, std::uint32_t call, con
   HMC_ASSIGN(sequence, group_.next_sequence(rank));
   shots_[rank].publish(slots(), rank, {sequence, way.bytes, call, by_cpu}, way, buffers);
   wake_others();
-  ShortWait wait(*group_.engine());
+  ShortWait wait(group_.engine()->posting());
   for (std::uint32_t r = 0; r < slots().ranks(); ++r) {
     if (r == rank) continue;
     auto theirs = in_one_shot_under(slots().board(r), sequence);

@@ -1,0 +1,81 @@
+#include "progress/posting.h"
+
+#include <gtest/gtest.h>
+
+#include "progress/core_testing.h"
+
+namespace hmc {
+namespace {
+
+class PostingTest : public testing::CoreFixture {
+ protected:
+  Posting posting_{core_};
+  testing::Poller poller_;
+};
+
+TEST_F(PostingTest, ALookPollsAndSaysSo) {
+  int polls = 0;
+  bool looked = false;
+  poller_.on_poll = [&] {
+    ++polls;
+    looked = posting_.looks();
+    return true;
+  };
+  add(poller_);
+  {
+    const auto held = core_.lock.lock();
+    posting_.look();
+  }
+  EXPECT_EQ(polls, 1);
+  EXPECT_TRUE(looked);
+  EXPECT_FALSE(posting_.looks());
+  EXPECT_EQ(core_.drivers.posts(), 1U);
+  remove(poller_);
+}
+
+TEST_F(PostingTest, APollThatPostsIsNotPolledAgain) {
+  int polls = 0;
+  poller_.on_poll = [&] {
+    ++polls;
+    posting_.look();
+    return true;
+  };
+  add(poller_);
+  {
+    const auto held = core_.lock.lock();
+    core_.rounds.run(false);
+  }
+  EXPECT_EQ(polls, 1);
+  EXPECT_EQ(core_.drivers.posts(), 0U);
+  remove(poller_);
+}
+
+TEST_F(PostingTest, LeavesWhatIsArmedToTheWatcher) {
+  int polls = 0;
+  poller_.on_poll = [&] {
+    ++polls;
+    return false;
+  };
+  add(poller_);
+  {
+    const auto held = core_.lock.lock();
+    ASSERT_TRUE(core_.rounds.arm());
+    posting_.look();
+    core_.rounds.pollables().disarm();
+  }
+  EXPECT_EQ(polls, 0);
+  remove(poller_);
+}
+
+TEST_F(PostingTest, WhatIsLeftToTheTickCountsAsDriven) {
+  const auto held = core_.lock.lock();
+  const auto driven = core_.drivers.driven();
+  core_.kicks.kick();
+  core_.kicks.expect_answer(Deadline::Clock::now());
+  posting_.leave_to_tick();
+  EXPECT_NE(core_.drivers.driven(), driven);
+  EXPECT_FALSE(core_.kicks.unanswered());
+}
+
+}  // namespace
+}  // namespace hmc
