@@ -80,6 +80,9 @@ Status CollectiveWork::start(std::optional<std::uint64_t> announced) {
     if (fences_ == 0) advance();
   }
   group_->compare_early(*this);
+  // The rank's earlier calls may have been announced by all by now. Another thread that launched them would share the lock, and the
+  // vendor's, with this one. Last, as it may end this one.
+  if (fused_.call && fused_.call->may_be_launched()) engine()->posting().look();
   return {};
 }
 

@@ -197,6 +197,30 @@ TEST(MappedCalls, AnotherCallIsNamedOnBothSides) {
       "", true);
 }
 
+// The post of rank 0 finds the call of rank 1 announced, so it ends before it returns.
+TEST(MappedCalls, APostThatFindsAnotherCallEndsIt) {
+  on_devices({"cuda:0", "cuda:1"}, [](const Member& me, const Communicator& world) {
+    testing::wait_until_mapped(me.device(), {DataType::f32});
+    const std::vector<int> colors{0}, keys{me.rank()};
+    const OnDevice memory(me.device(), Bytes(4000));
+    const Reduction reduction{DataType::f32, me.rank() == 0 ? ReduceOp::sum : ReduceOp::max};
+    for (int i = 0; i < 5; ++i) {
+      const auto group = world.split(colors, keys, soon());
+      ASSERT_TRUE(group.ok()) << group.status().str();
+      const Member member = *group->self();
+      check_all_reduce(member, sum_of_f32, 1000, false, 0);
+      Result<Work> work = Status(Code::would_block, "");
+      if (me.rank() == 1) work = member.iall_reduce(memory.view(), memory.view(), reduction);
+      HMC_ASSERT_OK(world.barrier(soon()));
+      if (me.rank() == 0) work = member.iall_reduce(memory.view(), memory.view(), reduction);
+      const Status status = work.ok() ? work->wait(soon()) : work.status();
+      EXPECT_EQ(status.code(), Code::invalid_argument) << status.str();
+      EXPECT_NE(status.message().find("max"), std::string_view::npos) << status.str();
+      EXPECT_NE(status.message().find("sum"), std::string_view::npos) << status.str();
+    }
+  });
+}
+
 void* hip_call(const char* name) {
   void* const found = dlsym(dlopen(HMC_SIM_ROCM, RTLD_NOW | RTLD_NOLOAD), name);
   EXPECT_NE(found, nullptr) << name;

@@ -25,6 +25,8 @@ class Call final : public WorkState, public DeviceOrder {
   [[nodiscard]] const std::atomic<std::uint32_t>& settled() const noexcept override { return settled_; }
   // The ranks' devices may carry it out.
   [[nodiscard]] bool may_be_on_device() const noexcept { return way_.on_device != nullptr; }
+  // They, or the vendor's library: a thread of this process launches it once all ranks have announced it.
+  [[nodiscard]] bool may_be_launched() const noexcept { return way_.on_device != nullptr || way_.by_library.has_value(); }
 
   // ---- engine lock held ----
   [[nodiscard]] std::chrono::microseconds patience() const override;

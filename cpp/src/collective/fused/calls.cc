@@ -106,9 +106,6 @@ std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, st
     announce(*posted);
   }
   group_.engine()->kick();
-  // Its rank's earlier calls may have been announced by all by now. Another thread that launched them would share the lock, and the
-  // vendor's, with this one.
-  if (posted->way_.on_device || posted->way_.by_library) group_.engine()->posting().look();
   return posted;
 }
 
