@@ -97,7 +97,8 @@ std::shared_ptr<WorkState> OrderedWorks::start(DeviceRuntime& runtime, const std
 }
 
 bool OrderedWorks::poll() {
-  const bool asks = pending_.size() >= asks_at_ || (!engine_->posting().looks() && Clock::now() >= asks_from_);
+  const auto due = [this] { return engine_->posting().looks() ? ++unasked_looks_ >= most_unasked : Clock::now() >= asks_from_; };
+  const bool asks = pending_.size() >= asks_at_ || due();
   if (asks && !pending_.front()->over()) runtime_->poll();
   const auto self = self_;
   bool moved = false;
@@ -111,7 +112,10 @@ bool OrderedWorks::poll() {
     ended->end();  // may start others here
     moved = true;
   }
-  if (asks) asks_at_ = pending_.size() + most_unasked;
+  if (asks) {
+    asks_at_ = pending_.size() + most_unasked;
+    unasked_looks_ = 0;
+  }
   return moved;
 }
 

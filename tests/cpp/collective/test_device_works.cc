@@ -103,6 +103,23 @@ TEST_F(OrderedWorksTest, PostsAskOnceForEachEight) {
   ask();
 }
 
+// A device has been given as many calls as it takes at a time, or the other ranks do not come: the row of posts goes on, and those
+// that are over are to be found.
+TEST_F(OrderedWorksTest, PostsThatStartNothingAskToo) {
+  const auto lock = engine_->lock();
+  std::vector<std::shared_ptr<WorkState>> works;
+  for (int i = 0; i < 64; ++i) {
+    works.push_back(start());
+    engine_->posting().look();
+  }
+  const int asked = runtime_.asked;
+  for (int i = 0; i < 8; ++i) engine_->posting().look();
+  EXPECT_EQ(runtime_.asked, asked + 1);
+  for (Completion* each : started_) each->complete({});
+  engine_->posting().look();
+  EXPECT_TRUE(works.back()->done());
+}
+
 TEST_F(OrderedWorksTest, TheyEndInOrder) {
   const auto lock = engine_->lock();
   std::vector<int> ended;
