@@ -28,8 +28,10 @@ class EventSources {
 
   // Counts a round. True if it is to look. Not called again before look() then.
   [[nodiscard]] bool count_round() noexcept { return --countdown_ == 0; }
-  // Whether the last look was outside_interval or longer ago.
-  [[nodiscard]] bool stale(TimePoint now) const noexcept { return now - looked_at_ >= outside_interval; }
+  // Whether the last look was so long ago.
+  [[nodiscard]] bool stale(TimePoint now, std::chrono::microseconds after = outside_interval) const noexcept {
+    return now - looked_at_ >= after;
+  }
   // Calls the handlers of ready descriptors, then runs due timers.
   Found look() {
     // Read before the descriptors, so that what came in before a timer was due is handled before it.

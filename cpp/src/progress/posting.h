@@ -1,6 +1,8 @@
 // Posting: what a thread that posts does and asks beyond the post, while it holds the engine lock.
 #pragma once
 
+#include <chrono>
+
 #include "progress/engine_core.h"
 #include "progress/wait_policy.h"
 
@@ -11,15 +13,19 @@ class Posting {
   explicit Posting(EngineCore& core) noexcept : core_(core) {}
 
   // At the end of a post whose work begins as soon as other ranks are ready: one round, for that of the posts before it. Where such
-  // posts follow one another the watcher leaves the lock to them. Does nothing inside a poll(), and while the watcher sleeps with
-  // everything armed: kick() has woken it.
+  // posts follow one another the watcher leaves the lock to them. The round looks at descriptors and timers too, where none has for
+  // events_after. Does nothing inside a poll(), and while the watcher sleeps with everything armed: kick() has woken it.
   void look();
+  static constexpr auto events_after = std::chrono::microseconds(100);
   // Inside a poll() that look() makes: what costs much to look at may be left to the next rounds.
   [[nodiscard]] bool looks() const noexcept { return looks_; }
-  // Nobody needs to poll for what was posted: the watcher may come by at the next tick, as behind a drive().
-  void leave_to_tick() noexcept {
+  // Nobody needs to poll for what was posted: the watcher may come by at the next tick, as behind a drive(). True if there are
+  // retired owners, which the caller drops once the lock is released, as a drive() does: where such calls follow one another within
+  // a tick, the watcher does not come.
+  [[nodiscard]] bool leave_to_tick() noexcept {
     core_.drivers.count();
     core_.answer_kicks();
+    return !core_.retired.empty();
   }
 
   // How long waiters look before they yield their core; and whether another thread waits for the lock meanwhile.

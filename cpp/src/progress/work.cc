@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "device/runtime.h"
+#include "hmc/interrupt.h"
 #include "progress/engine.h"
 #include "progress/work_state.h"
 
@@ -46,11 +47,15 @@ Status Work::join(const Device& device, StreamHandle stream) const {
   if (const auto order = locked(*engine, [&] { return state_->device_order(); })) {
     const auto patience = locked(*engine, [&] { return order->patience(); });
     static_cast<void>(engine->drive_flag(Deadline::after(patience), order->settled()));
-    const bool ordered = locked(*engine, [&] {
-      if (!order->order(device, stream)) return false;
-      engine->posting().leave_to_tick();
-      return true;
+    bool ordered = false;
+    const bool owners = locked(*engine, [&] {
+      ordered = order->order(device, stream);
+      return ordered && engine->posting().leave_to_tick();
     });
+    if (owners) {
+      if (auto* const caller = Interruptible::current()) caller->before_waiting();  // their ends may wait for other threads
+      engine->drop_retired();
+    }
     if (ordered) return {};
   }
   const auto gate = std::make_shared<StreamGate>();

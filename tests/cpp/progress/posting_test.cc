@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
+#include <thread>
+
 #include "progress/core_testing.h"
 
 namespace hmc {
@@ -72,9 +75,26 @@ TEST_F(PostingTest, WhatIsLeftToTheTickCountsAsDriven) {
   const auto driven = core_.drivers.driven();
   core_.kicks.kick();
   core_.kicks.expect_answer(Deadline::Clock::now());
-  posting_.leave_to_tick();
+  EXPECT_FALSE(posting_.leave_to_tick());
   EXPECT_NE(core_.drivers.driven(), driven);
   EXPECT_FALSE(core_.kicks.unanswered());
+  core_.retired.add(std::make_shared<int>(0));
+  EXPECT_TRUE(posting_.leave_to_tick());
+}
+
+// The watcher leaves both to a row of posts, or of joins that come within each tick.
+TEST_F(PostingTest, ALookSeesToEventsThatNobodyHasLookedAt) {
+  int ran = 0;
+  add(poller_);  // without a Pollable every round looks
+  {
+    const auto held = core_.lock.lock();
+    core_.rounds.run(true);
+    core_.rounds.sources().timers().add(Deadline::after_seconds(0).when(), [&] { ++ran; });
+    std::this_thread::sleep_for(Posting::events_after);
+    posting_.look();
+  }
+  EXPECT_EQ(ran, 1);
+  remove(poller_);
 }
 
 }  // namespace
