@@ -1,13 +1,27 @@
 #include "progress/posting.h"
 
 namespace hmc {
+namespace {
+
+// Also where the round throws: with the mark left, nobody would ask for ended kernels in time.
+class Marked {
+ public:
+  explicit Marked(bool& mark) noexcept : mark_(mark) { mark_ = true; }
+  ~Marked() { mark_ = false; }
+  Marked(const Marked&) = delete;
+  Marked& operator=(const Marked&) = delete;
+
+ private:
+  bool& mark_;
+};
+
+}  // namespace
 
 void Posting::look() {
   if (core_.rounds.pollables().in_round() || core_.rounds.pollables().armed() || core_.forked()) return;
   core_.drivers.look_in_post();
-  looks_ = true;
+  const Marked marked(looks_);
   core_.rounds.run(core_.rounds.sources().stale(Deadline::Clock::now(), events_after));
-  looks_ = false;
 }
 
 }  // namespace hmc

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <new>
 #include <thread>
 
 #include "progress/core_testing.h"
@@ -33,6 +34,17 @@ TEST_F(PostingTest, ALookPollsAndSaysSo) {
   EXPECT_TRUE(looked);
   EXPECT_FALSE(posting_.looks());
   EXPECT_EQ(core_.drivers.posts(), 1U);
+  remove(poller_);
+}
+
+TEST_F(PostingTest, ALookThatThrowsIsOver) {
+  poller_.on_poll = []() -> bool { throw std::bad_alloc(); };
+  add(poller_);
+  {
+    const auto held = core_.lock.lock();
+    EXPECT_THROW(posting_.look(), std::bad_alloc);
+    EXPECT_FALSE(posting_.looks());
+  }
   remove(poller_);
 }
 
