@@ -148,7 +148,7 @@ def _cost(box: Box, itemsize: int, shards: Sequence[Shard]) -> int:
 
 
 def pieces_of(box: Box, itemsize: int, shards: Sequence[Shard], most: int) -> Iterator[Box]:
-    """Boxes of at most so many bytes, cut at whole rows where that suffices, else at whole chunks of the first shard."""
+    """Boxes of which so many bytes are read at most, cut at whole rows where that suffices, else at chunks of the first shard."""
     if _cost(box, itemsize, shards) <= most:
         yield box
         return
@@ -159,9 +159,6 @@ def pieces_of(box: Box, itemsize: int, shards: Sequence[Shard], most: int) -> It
     chunk = shards[0].grid.chunk
     if last:
         step = max(chunk, step // chunk * chunk)
-        if step >= box.extents[-1]:
-            yield box
-            return
     low, high = box.at[axis], box.at[axis] + box.extents[axis]
     while low < high:
         end = low + step

@@ -10,15 +10,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from weights_pair import Pair
 
 import hmc
 import hmc.testing
+from hmc import weights
 from hmc._deadline import Deadline
 from hmc._threaded import Cancel
 from hmc.kv import _images
 from hmc.layout import Runs
 from hmc.weights._limits import Limits
-from hmc.weights._stages import Stages
+from hmc.weights._stages import LEAST_STAGE, Stages
 
 MEMORY = 64 << 20
 
@@ -228,6 +230,25 @@ def test_no_room_for_the_least_stage_is_an_error_that_says_how_much() -> None:
         made.take(8 * MIB, limits, True)
     room.left = 2 * MIB
     assert made.take(8 * MIB, limits, True).nbytes == 2 * MIB
+
+
+def test_a_row_that_fits_into_a_stage_but_for_whole_chunks_is_read_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Stages._made
+
+    def small(self: Stages, nbytes: int) -> Any:
+        if nbytes > LEAST_STAGE:
+            raise hmc.OutOfMemoryError("no room")
+        return made(self, nbytes)
+
+    monkeypatch.setattr(Stages, "_made", small)
+    array = np.arange(600000, dtype=np.float32)
+    with contextlib.ExitStack() as end:
+        pair = Pair(end)
+        source = pair.publish({"x": array})
+        for first, count in ((5000, 520000), (8191, 524288), (1, 599999)):
+            target = np.zeros(count, np.float32)
+            pair.fill([source], {"x": weights.part(target, array.shape, (first,))})
+            assert (target == array[first : first + count]).all()
 
 
 class Given:
