@@ -14,7 +14,6 @@
 
 #include "comm/context_state.h"
 #include "comm/onesided/notifier.h"
-#include "comm/peer_impl.h"
 #include "comm/session/group_events.h"
 #include "comm/session/rank_scopes.h"
 #include "support.h"
@@ -215,23 +214,6 @@ TEST(Peers, ExpectedPeersConnectAtFirstUse) {
     nowhere = a.state()->expect_peer({1, 3}, {b.addresses().front()}, "rank 3");  // somebody else lives there
   }
   EXPECT_EQ(a.state()->notifier().wait_notify(nowhere, to, 1, 1, soon()).code(), Code::peer_lost);
-}
-
-TEST(Peers, TimedOutWaitsForOneThatNeverConnectsAreNotKept) {
-  const auto context = make_context();
-  std::shared_ptr<PeerState> absent;
-  {
-    const auto lock = context.state()->engine()->lock();
-    absent = context.state()->expect_peer({1, 2}, {}, "rank 1");  // it must connect to this side
-  }
-  const Peer peer(absent);
-  constexpr int calls = 1000;
-  for (int i = 0; i < calls; ++i) {
-    ASSERT_EQ(peer.lookup("kv", soon(0)).status().code(), Code::timeout);
-    ASSERT_EQ(peer.path(Device::cpu(), Device::cpu(), soon(0)).status().code(), Code::timeout);
-  }
-  const auto lock = context.state()->engine()->lock();
-  EXPECT_LT(static_cast<PeerImpl&>(*absent).handshake().actions(), 200U);
 }
 
 TEST(Peers, ScopesTellWhoseRankItIs) {
