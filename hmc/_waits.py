@@ -23,7 +23,7 @@ def finish(work: Work, look: Callable[[], object], pause: Callable[[], float] = 
             work.wait(pause())
         except HmcTimeoutError:
             if work.done:
-                work.wait()  # it ended just now, or with a timeout of its own
+                work.wait()  # the operation has ended meanwhile, perhaps by a timeout of its own
                 return
             look()
         else:

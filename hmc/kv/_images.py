@@ -94,7 +94,7 @@ def _parts(
 ) -> Iterator[tuple[int, int, list[tuple[Runs, Any]]]]:
     """(first byte, bytes, runs within these and which of their offsets), by parts of ``nbytes`` of CPU memory that an image holds.
 
-    At the end (0, 0, runs): those that lie within no part, and are copied without the image.
+    The last one is (0, 0, runs that no part holds whole): these are copied without the image.
     """
     size = 0 if image is None else min(image.nbytes, nbytes)
     if size in (0, nbytes):

@@ -34,7 +34,7 @@ class Stages:
         """A stage of ``nbytes``, or a smaller one of LEAST_STAGE or more.
 
         None: there is no room until a stage is given back. With ``wait`` it waits for that, for a worker that has no stage itself.
-        Raises OutOfMemoryError where there is no room although none is in use, and what ends the pull.
+        Raises OutOfMemoryError if there is no room and no stage is in use, or the error that ends the pull.
         """
         with self._changed:
             while True:

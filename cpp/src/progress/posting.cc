@@ -3,7 +3,7 @@
 namespace hmc {
 namespace {
 
-// Also where the round throws: with the mark left, nobody would ask for ended kernels in time.
+// Sets a mark, and takes it away where the round throws, too: else nobody would ask in time which kernels have ended.
 class Marked {
  public:
   explicit Marked(bool& mark) noexcept : mark_(mark) { mark_ = true; }

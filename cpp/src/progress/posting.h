@@ -19,9 +19,9 @@ class Posting {
   static constexpr auto events_after = std::chrono::microseconds(100);
   // Inside a poll() that look() makes: what costs much to look at may be left to the next rounds.
   [[nodiscard]] bool looks() const noexcept { return looks_; }
-  // Nobody needs to poll for what was posted: the watcher may come by at the next tick, as behind a drive(). True if there are
-  // retired owners, which the caller drops once the lock is released, as a drive() does: where such calls follow one another within
-  // a tick, the watcher does not come.
+  // For a caller whose post needs no more polls: the watcher may wait for its next tick, as after a drive().
+  // True if owners were retired. The caller then drops them without the lock, because the watcher does not come while such calls
+  // follow one another.
   [[nodiscard]] bool leave_to_tick() noexcept {
     core_.drivers.count();
     core_.answer_kicks();
