@@ -253,6 +253,7 @@ void bind_islands(py::module_& module);
 void bind_layout(py::module_& module);
 void bind_experts(py::module_& module);
 void bind_peer(py::module_& module);
+void bind_pages(py::module_& module);
 void bind_context(py::module_& module);
 void bind_communicator(py::module_& module);
 void bind_baseline(py::module_& module);

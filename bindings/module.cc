@@ -30,6 +30,7 @@ PYBIND11_MODULE(_core_of_main_interpreter, module) {
   hmc::bindings::bind_plan(module);
   hmc::bindings::bind_islands(module);
   hmc::bindings::bind_layout(module);
+  hmc::bindings::bind_pages(module);
   hmc::bindings::bind_communicator(module);
   hmc::bindings::bind_experts(module);
   hmc::bindings::bind_baseline(module);

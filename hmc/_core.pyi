@@ -549,6 +549,28 @@ class Path:
         Name of the transport: "local", "shm", "tcp", ...
         """
 
+class PageMove:
+    """
+    The pages of some tokens, between a cache of this process and one of a peer. `source`, `target`: (Layout, blocks, first token within them) each. `near`: this process's buffers, `far`: the peer's, as many as their layouts have. `reading`: from the peer's cache to this process's. One thread at a time.
+    """
+    def __init__(
+        self,
+        peer: Peer,
+        source: tuple[Layout, typing.Any, int],
+        target: tuple[Layout, typing.Any, int],
+        tokens: typing.SupportsInt,
+        near: collections.abc.Sequence[ConnBuffer],
+        far: collections.abc.Sequence[RemoteBuffer],
+        *,
+        reading: bool,
+    ) -> None: ...
+    def post(
+        self, works: list[Work], layers: tuple[typing.SupportsInt, typing.SupportsInt], shortest: typing.SupportsInt = 0
+    ) -> int | None:
+        """
+        Begins to move layers, (first, count) of the whole model, and appends the Works to `works`; also before it raises. Returns how many bytes they move. None: nothing was begun, as elements or scales differ, or as runs have fewer than `shortest` bytes on average.
+        """
+
 class Peer:
     """
     One connected remote Context. Any thread. Every call on a lost peer raises PeerLostError.
@@ -2363,6 +2385,8 @@ def baseline_flag(
     Seconds for half a round trip over a raw flag in memory that two processes share (an mmap of one file); at most that many, and no longer than about limit seconds. For hmc bench.
     """
 
+def below(numbers: typing.Any, end: typing.SupportsInt) -> bool: ...
+def block_numbers(blocks: typing.Any, most: typing.SupportsInt, end: typing.SupportsInt) -> typing.Any: ...
 def detect_launch() -> dict[str, typing.Any]: ...
 def init(
     rank: typing.SupportsIndex = -1,
@@ -2475,6 +2499,16 @@ def queue_copies(copies: collections.abc.Sequence[tuple[typing.Any, Memory]]) ->
     known, and not into memory of another device. The memories stay until the marks are reached.
     """
 
+def row_batch(
+    peer: Peer,
+    local: ConnBuffer,
+    at: typing.SupportsInt,
+    remote: RemoteBuffer,
+    rows: typing.Any,
+    stride: typing.SupportsInt,
+    first: typing.SupportsInt,
+    nbytes: typing.SupportsInt,
+) -> BlockBatch: ...
 def runtimes() -> list[dict[str, typing.Any]]: ...
 def settings() -> list[dict[str, typing.Any]]: ...
 def suggest_library(variable: str, path: str | bytes | os.PathLike[str]) -> None: ...

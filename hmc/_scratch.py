@@ -14,6 +14,7 @@ from hmc.errors import HmcError, OutOfMemoryError
 __all__ = ["Scratch", "fitting"]
 
 _SPARE = 8
+_SPARE_SMALL = 16  # of at most 64 KiB: a pull has its words in several
 _SPARE_LARGE = 2  # of at least 16 MiB
 _ALIGNMENT = 4096
 
@@ -34,6 +35,13 @@ def fitting(make: Callable[[int], Made], nbytes: int, least: int) -> Made:
             if size <= least:
                 raise
         size = max(least, size // 2 // _ALIGNMENT * _ALIGNMENT)
+
+
+def _most_spare(nbytes: int) -> int:
+    """How many buffers of a size are kept."""
+    if nbytes <= 64 << 10:
+        return _SPARE_SMALL
+    return _SPARE if nbytes < 16 << 20 else _SPARE_LARGE
 
 
 class Scratch:
@@ -74,7 +82,7 @@ class Scratch:
         """Takes back what nothing uses any more. Any thread, that of a callback too: does not wait."""
         with self._lock:
             spare = self._spare.setdefault((buffer.device, buffer.nbytes), [])
-            if len(spare) < (_SPARE if buffer.nbytes < 16 << 20 else _SPARE_LARGE) and not self._closed:
+            if len(spare) < _most_spare(buffer.nbytes) and not self._closed:
                 spare.append(buffer)
                 return
         with contextlib.suppress(HmcError):  # the Context is closed
@@ -82,7 +90,7 @@ class Scratch:
 
     @property
     def spare(self) -> int:
-        """Buffers that wait for their next use: at most 8 of a size and a device, 2 of large ones."""
+        """Buffers that wait for their next use: at most 8 of a size and a device, 16 of small ones, 2 of large ones."""
         with self._lock:
             return sum(len(buffers) for buffers in self._spare.values())
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from hmc import _core
 from hmc._arguments import wholes
 from hmc.errors import InvalidArgumentError, OutOfMemoryError
 
@@ -25,12 +26,14 @@ __all__ = ["Blocks", "Session", "Use", "numbers"]
 def numbers(blocks: Any, most: int, end: int) -> NDArray[np.uint64]:
     """A copy of 1 to ``most`` numbers of blocks, each below ``end``: a sequence of ints, or an array of one dimension."""
     listed: NDArray[np.uint64]
+    plain: NDArray[np.uint64] | None = _core.block_numbers(blocks, most, end)  # None: converted, or refused, below
+    if plain is not None:
+        return plain
     if isinstance(blocks, np.ndarray) and blocks.ndim == 1 and blocks.dtype.kind in "iu":
         listed = np.array(blocks, np.uint64)  # before the check: another thread may change them. Negative ones become too large
     else:
-        plain = isinstance(blocks, list) and set(map(type, blocks)) == {int}  # else wholes() says what is wrong
         try:
-            listed = np.array(array.array("q", blocks if plain else wholes("blocks", blocks)), np.uint64)
+            listed = np.array(array.array("q", wholes("blocks", blocks)), np.uint64)
         except OverflowError:
             listed = np.zeros(0, np.uint64)  # refused below, as every number that is too large
     if not 0 < len(listed) <= most or listed.max() >= end:

@@ -5,25 +5,23 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hmc import layout as layouts
-from hmc._core import BlockBatch, Peer
-from hmc.errors import InvalidArgumentError, UnsupportedError
-from hmc.layout import Layout, Runs
+from hmc._core import ConnBuffer, PageMove, Peer, RemoteBuffer
+from hmc.errors import InvalidArgumentError
+from hmc.layout import Layout
 
 __all__ = [
     "CHUNK",
     "DEVICE_CHUNK",
+    "SHORT",
     "Chunk",
-    "Direct",
     "InFlight",
     "Piece",
     "Side",
-    "batches",
     "check_tokens",
     "chunks",
     "common",
@@ -34,13 +32,12 @@ __all__ = [
 
 CHUNK = 4 << 20  # bytes of a chunk that the CPU converts or digests
 DEVICE_CHUNK = 64 << 20  # likewise of a device; a kernel's launch and the wait for it take as long as some megabytes
-_BATCH = 64 << 20  # bytes of a batch of runs
-_SHORT = 512  # bytes; shorter runs are fetched in longer ones and permuted here
-_PROBE = 32  # tokens
+SHORT = 512  # bytes; shorter runs are fetched in longer ones and permuted here
+_GROUP = 64 << 20  # bytes of layers that travel together
+_FIRST_GROUP = 16 << 20  # likewise of the first ones
 
 
-@dataclass(frozen=True)
-class Side:
+class Side(NamedTuple):
     """One side's tokens."""
 
     layout: Layout
@@ -63,11 +60,11 @@ class Chunk:
         """The blocks of packed memory that it lies in: one for each of the remote cache's."""
         return np.arange(len(self.far.blocks), dtype=np.uint64)
 
-    def runs(self, *, reading: bool) -> list[Runs]:
-        """The runs from the remote cache to packed memory (``reading``), or from packed memory to the remote cache."""
-        ends = (self.far.layout, self.far.blocks), (self.packed, self.packed_blocks)
-        (source, of), (target, into) = ends if reading else ends[::-1]
-        return layouts.runs(source, of, target, into, self.tokens, source_first=self.far.first, target_first=self.far.first)
+    def move(self, peer: Peer, buffer: ConnBuffer, far: Sequence[RemoteBuffer], *, reading: bool) -> PageMove:
+        """From the remote cache to packed memory in ``buffer`` (``reading``), or from there to the remote cache."""
+        here = Side(self.packed, self.packed_blocks, self.far.first)
+        source, target = (self.far, here) if reading else (here, self.far)
+        return PageMove(peer, source, target, self.tokens, [buffer], far, reading=reading)
 
 
 @dataclass(frozen=True)
@@ -99,76 +96,18 @@ def common(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     return first, max(0, min(a[0] + a[1], b[0] + b[1]) - first)
 
 
-class Direct:
-    """Finds the runs of a move, layer by layer. Not thread-safe."""
-
-    def __init__(self, source: Side, target: Side, tokens: int) -> None:
-        self._source = source
-        self._target = target
-        self._tokens = tokens
-        self._short: bool | None = None  # known from the first layer; the same for all
-
-    def runs(self, layers: tuple[int, int]) -> list[Runs] | None:
-        """The runs of some layers, or None where these are to be converted."""
-        try:
-            if self._short is None:
-                self._short = self._probe(layers[0])
-            return None if self._short else _runs(self._source, self._target, self._tokens, layers)
-        except UnsupportedError:
-            return None
-
-    def _probe(self, layer: int) -> bool:
-        """True where runs are short. A few tokens show it: a list of all short runs would take longer than the move."""
-        found = _runs(self._source, self._target, min(self._tokens, _PROBE), (layer, 1))
-        nbytes = sum(run.nbytes * len(run.source_offsets) for run in found)
-        return _SHORT <= nbytes < _SHORT * sum(len(run.source_offsets) for run in found)
-
-
-def _runs(source: Side, target: Side, tokens: int, layers: tuple[int, int]) -> list[Runs]:
-    return layouts.runs(
-        source.layout,
-        source.blocks,
-        target.layout,
-        target.blocks,
-        tokens,
-        source_first=source.first,
-        target_first=target.first,
-        layers=layers,
-    )
-
-
 def groups(layout: Layout, tokens: int, layers: tuple[int, int], checked: int = 0) -> Iterator[tuple[int, int]]:
-    """The layers in groups: where they are checked of about so many bytes, so that one is checked while the next one travels."""
-    first, count = layers
-    per_layer = layout.packed((first, 1), layout.heads, -(-tokens // layout.block)).buffer_bytes
-    step = max(1, (checked or _BATCH) // per_layer)
-    for layer in range(first, first + count, step):
-        yield layer, min(step, first + count - layer)
+    """The layers in groups: where they are checked of about so many bytes, so that one is checked while the next one travels.
 
-
-def batches(
-    peer: Peer, runs: list[Runs], near: Sequence[Any], far: Sequence[Any], *, reading: bool
-) -> Iterator[tuple[BlockBatch, int]]:
-    """Prepared batches of at most _BATCH bytes. ``near``: local buffers, ``far``: the peer's; reading: runs go from far to near."""
-    for nbytes in sorted({run.nbytes for run in runs}, reverse=True):
-        most = max(1, _BATCH // nbytes)
-        pairs: list[Any] = []
-        count = 0
-        for run in (run for run in runs if run.nbytes == nbytes):
-            source, target = (far, near) if reading else (near, far)
-            for at in range(0, len(run.source_offsets), most):
-                ends = (
-                    (source[run.source_buffer], run.source_offsets[at : at + most]),
-                    (target[run.target_buffer], run.target_offsets[at : at + most]),
-                )
-                mine, theirs = ends[::-1] if reading else ends
-                pairs.append((*mine, *theirs))
-                count += len(mine[1])
-                if count >= most:
-                    yield peer.prepare_blocks(pairs, nbytes), count * nbytes
-                    pairs, count = [], 0
-        if pairs:
-            yield peer.prepare_blocks(pairs, nbytes), count * nbytes
+    The first ones are shorter, so that pages travel while the others are planned.
+    """
+    layer, end = layers[0], sum(layers)
+    per_layer = layout.packed((layer, 1), layout.heads, -(-tokens // layout.block)).buffer_bytes
+    most = max(1, (checked or _GROUP) // per_layer)
+    step = max(1, min(most, _FIRST_GROUP // per_layer))
+    while layer < end:
+        yield layer, min(step, end - layer)
+        layer, step = layer + step, min(most, 2 * step)
 
 
 def chunks(near: Side, far: Side, tokens: int, layers: tuple[int, int], nbytes: int) -> Iterator[Chunk]:

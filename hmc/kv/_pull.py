@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from hmc import layout as layouts
-from hmc._core import Peer, StreamMark, Work
+from hmc._core import PageMove, Peer, StreamMark, Work
 from hmc._streams import wait_for
 from hmc._waits import SLICE, drained
 from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError, PeerLostError, StaleBufferError
-from hmc.kv._moves import Chunk, Direct, InFlight, Side, batches, chunks, common, groups
-from hmc.kv._remote import END_WORD, RemotePool, end_lease, finish
+from hmc.kv._moves import SHORT, Chunk, InFlight, Side, chunks, common, groups
+from hmc.kv._remote import END_WORD, Ending, RemotePool, end_lease, finish
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import Ticket
 
@@ -67,6 +65,7 @@ class Pull:
         self.verify = verify
         self.behind = behind
         self.remote: RemotePool | None = None
+        self.ending: Ending | None = None
         self.beats = 0
         self.beating: list[Work] = []  # heartbeats in flight
         self.last_beat = time.monotonic()
@@ -93,20 +92,35 @@ class Pull:
             held = False
             raise self._expired() from error
         finally:
-            self.pool.counts.add(
-                self.transfer.session, bytes_read=self.bytes_read, bytes_converted=self.bytes_converted, pulls_failed=not ended
-            )
             if held and self.peer.alive:
                 with contextlib.suppress(HmcError):  # the lease then expires by itself
                     self._give_back()
-        self.pool.counts.add(self.transfer.session, pulls=1, tokens=self.tokens)
+            if self.ending is not None:
+                self.ending.drop()
+            self.pool.counts.add(
+                self.transfer.session,
+                bytes_read=self.bytes_read,
+                bytes_converted=self.bytes_converted,
+                pulls=ended,
+                pulls_failed=not ended,
+                tokens=self.tokens if ended else 0,
+            )
 
     def _give_back(self) -> None:
         """Ends the lease. Waits only where the pool was not imported, and then at most a second."""
-        if self.remote is None:
-            end_lease(self.peer, self.ticket, self.pool.scratch, _END_SECONDS)
-        else:
+        ending, self.ending = self.ending, None
+        if ending is not None:
+            ending.post()
+        elif self.remote is not None:
             self.remote.write_words(self.ticket.slot, END_WORD, [self.ticket.generation], self.pool.scratch)
+        else:
+            end_lease(self.peer, self.ticket, self.pool.scratch, _END_SECONDS)
+
+    def _prepared(self, remote: RemotePool, rows: Any) -> Ending:
+        """What follows the pages. Made while these travel."""
+        if self.ending is None:
+            self.ending = Ending(remote, self.ticket, rows, self.pool.scratch)
+        return self.ending
 
     def _move(self, remote: RemotePool) -> None:
         ticket, near = self.ticket, self.target.layout
@@ -127,7 +141,7 @@ class Pull:
         verify = self.verify and ticket.digests
         if layers[1] == 0 or heads[1] == 0:
             raise InvalidArgumentError(f"pull: the pool {near} has no layer or no head of the peer's pool {remote.layout}")
-        wanted = self._read(remote, source, rows if verify else None, layers, heads)
+        wanted = self._read(remote, source, rows, verify, layers, heads)
         self._check_generations(remote, rows)
         found = self.digest & _MASK
         if verify and wanted != found:
@@ -136,24 +150,27 @@ class Pull:
                 "pages changed during the lease. Do not use the pages that were written: compute the tokens here"
             )
 
-    def _read(self, remote: RemotePool, source: Side, rows: Any, layers: tuple[int, int], heads: tuple[int, int]) -> int | None:
-        """Reads the layers. ``rows``: of the digests that what is read is checked against. Returns their sum."""
-        verify, wanted = rows is not None, None
+    def _read(
+        self, remote: RemotePool, source: Side, rows: Any, verify: bool, layers: tuple[int, int], heads: tuple[int, int]
+    ) -> int | None:
+        """Reads the layers. Returns the sum of the digests that what is read is checked against."""
+        wanted = None
         chunk_bytes = self.pool.cache.chunk_bytes if verify else 0
         flight = InFlight(2, partial(self._arrived, remote, heads, verify))
-        direct = Direct(source, self.target, self.tokens)
+        move = PageMove(self.peer, source, self.target, self.tokens, self.pool.buffers, remote.buffers, reading=True)
         convert = (0, 0)  # layers without runs that are long enough
         try:
             for group in groups(self.target.layout, self.tokens, layers, chunk_bytes):
                 self.transfer._check_cancelled()
-                runs = direct.runs(group)
-                if runs is None:
+                reads = self._posted(remote, move, group, group, SHORT)
+                if reads is None:
                     convert = (convert[0] if convert[1] else group[0], convert[1] + group[1])
                     continue
+                flight.add(reads)
+                self._prepared(remote, rows)
                 if convert[1]:
                     self._convert(remote, source, convert, verify)
                     convert = (0, 0)
-                flight.add(self._posted(remote, runs, self.pool.buffers, group))
                 if verify and wanted is None:  # while the first pages travel
                     wanted = self._digest_of_lease(remote, rows, layers, heads)
             flight.drain()
@@ -171,7 +188,8 @@ class Pull:
                 self.transfer._check_cancelled()
                 buffer = cache.take_chunk(chunk.packed.buffer_bytes, remote.buffers)
                 try:
-                    posted = self._posted(remote, chunk.runs(reading=True), [buffer], chunk)
+                    posted = self._posted(remote, chunk.move(self.peer, buffer, remote.buffers, reading=True), chunk)
+                    assert posted is not None  # packed elements are as the peer has them
                 except BaseException:
                     self.pool.scratch.give(buffer)
                     raise
@@ -180,14 +198,17 @@ class Pull:
         finally:
             flight.give_up(self._drop)
 
-    def _posted(self, remote: RemotePool, runs: list[layouts.Runs], near: Sequence[Any], what: Any) -> _Reads:
-        """Begins to read runs. After an error nothing is in flight."""
+    def _posted(
+        self, remote: RemotePool, move: PageMove, what: Any, layers: tuple[int, int] = (0, 0), shortest: int = 0
+    ) -> _Reads | None:
+        """Begins to read. None: the layers are to be converted. Then, and after an error, nothing is in flight."""
         reads = _Reads([], what)
         try:
-            for batch, nbytes in batches(self.peer, runs, near, remote.buffers, reading=True):
-                reads.works.append(self.peer.get_blocks(batch))
-                self.bytes_read += nbytes
-                self._beat(remote)
+            nbytes = move.post(reads.works, layers, shortest)
+            if nbytes is None:
+                return None
+            self.bytes_read += nbytes
+            self._beat(remote)
         except BaseException:
             self._drop(reads)
             raise
@@ -267,9 +288,8 @@ class Pull:
 
     def _check_generations(self, remote: RemotePool, rows: Any) -> None:
         """LeaseExpiredError unless the lease has lasted until now, so that what was read before is its own."""
-        for read in remote.read_rows(rows, 0, 1, self.pool.scratch, partial(self._finish, remote)):
-            if (read != np.uint64(self.ticket.generation)).any():
-                raise self._expired()
+        if not self._prepared(remote, rows).holds(partial(self._finish, remote)):
+            raise self._expired()
 
     def _expired(self) -> LeaseExpiredError:
         return LeaseExpiredError(

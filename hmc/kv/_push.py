@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from hmc import layout as layouts
 from hmc._arguments import whole
-from hmc._core import Peer, StreamMark, Work
+from hmc._core import PageMove, Peer, StreamMark, Work
 from hmc._deadline import Deadline
 from hmc._waits import drained
 from hmc.errors import (
@@ -25,7 +24,7 @@ from hmc.errors import (
     ProtocolError,
 )
 from hmc.kv._blocks import Session
-from hmc.kv._moves import Chunk, Direct, Side, batches, chunks, common
+from hmc.kv._moves import SHORT, Chunk, Side, chunks, common
 from hmc.kv._remote import RemotePool, finish
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import ABORT, ACCEPTED, CREDIT, END, GO, LAYER, REFUSED, START, STOP, Record, Ticket
@@ -73,7 +72,7 @@ class Push(Transfer):
         self._sent: set[int] = set()
         self._complete = False  # every layer and END were sent
         self._travelling: deque[_Piece] = deque()  # of the transfer's own thread
-        self._direct: Direct | None = None
+        self._move: PageMove | None = None
 
     def ready(self, layer: int, timeout: float | None = None, *, stream: Any = None) -> None:
         """Sends a layer, of the whole model, whose pages are complete and stay so until the push has ended.
@@ -295,10 +294,12 @@ class Push(Transfer):
                 f"layer {layer}, heads {self._source.layout.heads}: the target has none of them ({remote.layout})"
             )
         target = Side(remote.layout, self._ticket.blocks, self._ticket.first)
-        self._direct = self._direct or Direct(self._source, target, self._ticket.tokens)
-        runs = self._direct.runs((layer, 1))
-        if runs is not None:
-            piece = self._post(_Piece(), remote, runs, self._pool.buffers)
+        if self._move is None:
+            self._move = PageMove(
+                self._peer, self._source, target, self._ticket.tokens, self._pool.buffers, remote.buffers, reading=False
+            )
+        piece = _Piece()
+        if self._post(piece, self._move, (layer, 1)):
             digest = self._digest(layer, heads)
         else:
             digest = 0
@@ -307,19 +308,21 @@ class Push(Transfer):
                 piece = _Piece(buffer=cache.take_chunk(chunk.packed.buffer_bytes, remote.buffers))
                 self._travelling.append(piece)
                 digest += self._convert(chunk, piece.buffer)
-                self._post(piece, remote, chunk.runs(reading=False), [piece.buffer])
+                self._post(piece, chunk.move(self._peer, piece.buffer, remote.buffers, reading=False))
         piece.layer = layer, digest & (1 << 64) - 1, heads
 
-    def _post(self, piece: _Piece, remote: RemotePool, runs: list[layouts.Runs], near: Any) -> _Piece:
-        """Posts the runs of a piece, once at most one other piece travels."""
+    def _post(self, piece: _Piece, move: PageMove, layers: tuple[int, int] | None = None) -> bool:
+        """Posts a piece, once at most one other piece travels. False: it was not, as its ``layers`` are to be converted first."""
         if piece.buffer is None:
             self._travelling.append(piece)
         self._land(2)
-        for batch, nbytes in batches(self._peer, runs, near, remote.buffers, reading=False):
-            self._check_cancelled()
-            piece.works.append(self._peer.put_blocks(batch))
-            self._pool.counts.add(self.session, bytes_written=nbytes)
-        return piece
+        self._check_cancelled()
+        nbytes = move.post(piece.works, layers or (0, 0), SHORT if layers else 0)
+        if nbytes is None:
+            self._travelling.remove(piece)
+            return False
+        self._pool.counts.add(self.session, bytes_written=nbytes)
+        return True
 
     def _land(self, left: int = 0) -> None:
         """Waits until all but so many of the travelling pieces are written, and says so after the last piece of a layer."""
@@ -344,6 +347,7 @@ class Push(Transfer):
                 drained(work)
             self._give(piece)
         self._travelling.clear()
+        self._move = None  # which keeps the buffers of both pools
 
     def _digest(self, layer: int, heads: tuple[int, int]) -> int:
         """The digest of a layer as it lies here, or 0 where the receiver does not verify."""

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hmc import _waits
-from hmc._core import Descriptor, Peer, RemoteBuffer, Work
+from hmc import _core, _waits
+from hmc._core import BlockBatch, ConnBuffer, Descriptor, Peer, RemoteBuffer, Work
 from hmc._scratch import Scratch
 from hmc._waits import SLICE, drained
 from hmc.errors import HmcTimeoutError, InvalidArgumentError, LeaseExpiredError, ProtocolError, StaleBufferError
@@ -20,7 +20,7 @@ from hmc.kv._wire import MAX_DESCRIPTION, Description, Ticket
 if TYPE_CHECKING:
     from hmc.kv._transfer import Transfer
 
-__all__ = ["END_WORD", "RemotePool", "end_lease", "finish"]
+__all__ = ["END_WORD", "Ending", "RemotePool", "end_lease", "finish"]
 
 END_WORD = 2  # of a lease's slot: its reader writes the generation there when it has finished
 _READ_BYTES = 16 << 20  # of rows that are read together
@@ -132,13 +132,13 @@ class RemotePool:
     def check(self, ticket: Ticket) -> None:
         """What a lease's ticket names exists in this pool."""
         self.check_pages(ticket)
-        if (ticket.rows >= self.rows.nbytes // (8 * self.row_words)).any():
+        if not _core.below(ticket.rows, self.rows.nbytes // (8 * self.row_words)):
             raise InvalidArgumentError("the ticket names rows that the pool does not have")
 
     def check_pages(self, ticket: Ticket) -> None:
         """The blocks that a ticket names exist in this pool."""
         fits = ticket.tokens > 0 and -(-(ticket.first + ticket.tokens) // self.layout.block) <= len(ticket.blocks)
-        if not fits or ticket.slot >= SLOTS or (ticket.blocks >= self.layout.blocks).any():
+        if not fits or ticket.slot >= SLOTS or not _core.below(ticket.blocks, self.layout.blocks):
             raise InvalidArgumentError(f"the ticket names blocks that the pool {self.layout} does not have")
 
     def read_rows(self, rows: Any, first: int, words: int, scratch: Scratch, end: Callable[[Work], None]) -> Iterator[Any]:
@@ -148,33 +148,86 @@ class RemotePool:
         """
         count = max(1, _READ_BYTES // (8 * words))
         for at in range(0, len(rows), count):
-            yield self._read_some_rows(rows[at : at + count], first, 8 * words, scratch, end)
+            yield self._read_some_rows(rows[at : at + count], first, words, scratch, end)
 
-    def _read_some_rows(self, rows: Any, first: int, nbytes: int, scratch: Scratch, end: Callable[[Work], None]) -> Any:
-        buffer = scratch.take(nbytes * len(rows))
+    def _read_some_rows(self, rows: Any, first: int, words: int, scratch: Scratch, end: Callable[[Work], None]) -> Any:
+        buffer = scratch.take(8 * words * len(rows))
         try:
-            there = (rows.astype(np.uint64) * self.row_words + first) * 8
-            here = np.arange(len(rows), dtype=np.uint64) * nbytes
-            work = self.peer.get_blocks(self.peer.prepare_blocks([(buffer, here, self.rows, there)], nbytes))
-            try:
-                end(work)
-            finally:
-                drained(work)
-            return buffer.numpy()[: nbytes * len(rows)].view(np.uint64).reshape(len(rows), nbytes // 8).copy()
+            self.read(self.prepared_rows(rows, first, words, buffer), end)
+            return buffer.numpy(np.uint64)[: words * len(rows)].reshape(len(rows), words).copy()
         finally:
             scratch.give(buffer)
+
+    def prepared_rows(self, rows: Any, first: int, words: int, buffer: ConnBuffer, at: int = 0) -> BlockBatch:
+        """A read of words of some pages' rows, to byte ``at`` of a buffer."""
+        return _core.row_batch(self.peer, buffer, at, self.rows, rows, 8 * self.row_words, 8 * first, 8 * words)
+
+    def read(self, batch: BlockBatch, end: Callable[[Work], None]) -> None:
+        """Reads a prepared batch. ``end`` waits for it."""
+        work = self.peer.get_blocks(batch)
+        try:
+            end(work)
+        finally:
+            drained(work)
 
     def write_words(self, slot: int, at: int, words: list[int], scratch: Scratch) -> Work:
         """Writes some of a slot's words. Does not wait: an owner that is stopped must hold up neither a cancel nor the end."""
         return _write_words(self.peer, self.words, slot, at, words, scratch)
 
 
+class Ending:
+    """How a pull ends: it compares its pages' generations, then says that it has finished.
+
+    Prepared while the pages travel, so that little is left to do behind them. Both take turns at one buffer. One thread.
+    """
+
+    def __init__(self, remote: RemotePool, ticket: Ticket, rows: Any, scratch: Scratch) -> None:
+        self._remote = remote
+        self._scratch = scratch
+        self._buffer = scratch.take(8 * (1 + len(rows)))
+        try:
+            words = self._buffer.numpy(np.uint64)[: 1 + len(rows)]
+            words[0] = ticket.generation
+            self._words = words  # the lease's generation, then those that were found
+            self._batch = remote.prepared_rows(rows, 0, 1, self._buffer, 8)
+            self._word = self._buffer[:8], _slot_words(remote.words, ticket.slot, END_WORD, 1)
+        except BaseException:
+            self.drop()
+            raise
+
+    def holds(self, end: Callable[[Work], None]) -> bool:
+        """Whether the lease has lasted until now. ``end`` waits for the read."""
+        self._remote.read(self._batch, end)
+        return bool((self._words == self._words[0]).all())
+
+    def post(self) -> None:
+        """Gives the lease back; instead of ``drop``. Does not wait, as ``write_words``."""
+        _put_from(self._remote.peer, self._buffer, *self._word, self._scratch)
+
+    def drop(self) -> None:
+        self._scratch.give(self._buffer)
+
+
+def _slot_words(words: RemoteBuffer, slot: int, at: int, count: int) -> RemoteBuffer:
+    start = (slot * SLOT_WORDS + at) * 8
+    return words[start : start + 8 * count]
+
+
 def _write_words(peer: Peer, target: RemoteBuffer, slot: int, at: int, words: list[int], scratch: Scratch) -> Work:
     buffer = scratch.take(8 * len(words))
     try:
-        buffer.numpy()[: 8 * len(words)] = np.array(words, np.uint64).view(np.uint8)
-        start = (slot * SLOT_WORDS + at) * 8
-        work = peer.put(buffer[: 8 * len(words)], target[start : start + 8 * len(words)])
+        buffer.numpy(np.uint64)[: len(words)] = np.array(words, np.uint64)
+        source, target = buffer[: 8 * len(words)], _slot_words(target, slot, at, len(words))
+    except BaseException:
+        scratch.give(buffer)
+        raise
+    return _put_from(peer, buffer, source, target, scratch)
+
+
+def _put_from(peer: Peer, buffer: ConnBuffer, source: ConnBuffer, target: RemoteBuffer, scratch: Scratch) -> Work:
+    """Puts a slice of a scratch buffer, which is given back once nothing reads it any more."""
+    try:
+        work = peer.put(source, target)
     except BaseException:
         scratch.give(buffer)
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,6 +27,8 @@ START, LAYER, END, ABORT = 1, 2, 3, 4
 # Answers of the receiver. ACCEPTED: it has every layer. STOP: the sender is to end with ABORT. REFUSED: there is no such session.
 GO, CREDIT, ACCEPTED, STOP, REFUSED = 5, 6, 7, 8, 9
 WORDS = np.dtype("<u8")
+_NUMBER = np.dtype("<u4")
+_BYTES = (bytes, bytearray, memoryview)
 RECORD_WORDS = 7
 
 
@@ -51,8 +53,7 @@ class Record:
         return Record(kind, generation, answer % _MAX_TAG, layer, (head, heads), digest)
 
 
-@dataclass(frozen=True)
-class Ticket:
+class Ticket(NamedTuple):
     """Names a lease, or pages that wait for a push. Holds no address and no key."""
 
     kind: int
@@ -90,12 +91,12 @@ class Ticket:
             len(self.blocks),
             len(self.rows),
         )
-        body: bytes = self.blocks.astype("<u4").tobytes() + self.rows.astype("<u4").tobytes()
+        body: bytes = self.blocks.astype(_NUMBER).tobytes() + self.rows.astype(_NUMBER).tobytes()
         return head + self.pool + body
 
     @staticmethod
     def decode(data: bytes, kind: int) -> Ticket:
-        if not isinstance(data, bytes | bytearray | memoryview):
+        if not isinstance(data, _BYTES):
             raise TypeError(f"a ticket is bytes, not {type(data).__name__}")
         data = bytes(data)
         if len(data) < _TICKET.size or data[:4] != b"HMKV":
@@ -119,7 +120,7 @@ class Ticket:
             or max(tokens, first, skip) > MAX_TOKENS
         ):
             raise InvalidArgumentError(f"the ticket is damaged: {len(data)} bytes, {blocks} blocks")
-        numbers = np.frombuffer(data, "<u4", blocks + rows, at)
+        numbers = np.frombuffer(data, _NUMBER, blocks + rows, at)
         digests = bool(flags & 256)
         pool = data[_TICKET.size : at]
         body = numbers[:blocks], numbers[blocks:]

@@ -148,7 +148,7 @@ def test_aborted_sessions_leave_nothing(load: None, transports: str) -> None:
             ]
             time.sleep(0.01)
         # One thread is the sweeper of leases, the descriptors are spare memory for transfers.
-        while threading.active_count() > threads + 1 or descriptors() > files + 8:
+        while threading.active_count() > threads + 1 or descriptors() > files + 16:
             assert time.monotonic() < deadline, (threading.enumerate(), descriptors(), files)
             time.sleep(0.01)
         moves(a, b, to_a, to_b)

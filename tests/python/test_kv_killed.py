@@ -191,7 +191,7 @@ def test_a_push_that_sees_the_closed_pool_of_a_dead_receiver(mine: Any, monkeypa
         ("Pull._beat", 1),
         ("Pull._beat", 2),
         ("Pull._check_generations", 1),
-        ("RemotePool.write_words", 1),  # the pages are read, the lease is not ended
+        ("Pull._give_back", 1),  # the pages are read, the lease is not ended
     ],
 )
 def test_reader_of_a_lease(mine: Any, method: str, call: int) -> None:

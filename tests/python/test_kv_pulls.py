@@ -102,18 +102,18 @@ class Slow:
 
 def slow_reads(monkeypatch: pytest.MonkeyPatch, what: str, travel: Callable[[], bool]) -> None:
     """Reads of pages, or of the generations behind them, that travel for long."""
-    real = _remote.RemotePool.read_rows
+    real = _remote.RemotePool.read
 
     class Late(_moves.InFlight):
         def add(self, item: Any) -> None:
             item[0][:] = [Slow(work, travel) for work in item[0]]
             super().add(item)
 
-    def read_rows(self: Any, rows: Any, first: int, words: int, scratch: Any, end: Any) -> Any:
-        return real(self, rows, first, words, scratch, lambda work: end(Slow(work, travel)))
+    def read(self: Any, batch: Any, end: Any) -> None:
+        real(self, batch, lambda work: end(Slow(work, travel)))
 
     if what == "rows":
-        monkeypatch.setattr(_remote.RemotePool, "read_rows", read_rows)
+        monkeypatch.setattr(_remote.RemotePool, "read", read)
     else:
         monkeypatch.setattr(_pull, "InFlight", Late)
 
@@ -219,17 +219,17 @@ def test_heartbeats_to_a_stopped_owner_are_bounded(kv_pair: Any, monkeypatch: py
 @pytest.mark.parametrize("digest", [True, False])
 def test_what_a_pull_reads_of_the_rows(kv_pair: Any, monkeypatch: pytest.MonkeyPatch, digest: bool) -> None:
     a, b, to_a, _ = kv_pair(*PAIRS[0])
-    real, words = _remote.RemotePool.read_rows, []
+    real, words = _remote.RemotePool.prepared_rows, []
 
-    def read_rows(self: Any, rows: Any, first: int, count: int, *rest: Any) -> Any:
+    def prepared_rows(self: Any, rows: Any, first: int, count: int, *rest: Any) -> Any:
         words.append((first, count))
         return real(self, rows, first, count, *rest)
 
-    monkeypatch.setattr(_remote.RemotePool, "read_rows", read_rows)
+    monkeypatch.setattr(_remote.RemotePool, "prepared_rows", prepared_rows)
     lease = a.pool.lease("s", [4, 2], digest=digest)
     b.pool.pull(to_a, lease.ticket, [1, 5]).wait(20)
     digests = a.layout.layers[1] * a.layout.heads[1]
-    assert words == ([(1, digests), (0, 1)] if digest else [(0, 1)])
+    assert words == ([(0, 1), (1, digests)] if digest else [(0, 1)])
 
 
 @pytest.mark.parametrize("layouts", [PAIRS[0], PAIRS[5]], ids=["all layers", "layers 1 and 2"])

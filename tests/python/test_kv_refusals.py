@@ -47,11 +47,11 @@ def test_damaged_tickets_are_refused(kv_pair: Any) -> None:
         {"slot": 5000},
         {"tokens": 33},
     ):
-        forged = Ticket(**{**decoded.__dict__, **change}).encode()
+        forged = decoded._replace(**change).encode()
         pull = b.pool.pull(to_a, forged, [0, 1, 2], tokens=16)
         with pytest.raises(hmc.InvalidArgumentError):
             pull.wait(20)
-    other = Ticket(**{**decoded.__dict__, "generation": decoded.generation + 1}).encode()
+    other = decoded._replace(generation=decoded.generation + 1).encode()
     with pytest.raises(hmc.LeaseExpiredError):
         b.pool.pull(to_a, other, [0, 1, 2]).wait(20)
     with pytest.raises(hmc.InvalidArgumentError, match="receive"):

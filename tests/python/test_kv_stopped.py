@@ -55,7 +55,7 @@ RECEIVER = """
         (_pull.Pull, "_beat"),
         (_pull.Pull, "_digest_of_lease"),
         (_pull.Pull, "_check_generations"),
-        (_remote.RemotePool, "write_words"),  # everything was read: only the lease is to be ended
+        (_pull.Pull, "_give_back"),  # everything was read: only the lease is to be ended
     ],
 )
 def test_a_pull_from_a_stopped_owner_is_cancelled(mine: Any, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
