@@ -33,16 +33,17 @@ Status AcceleratorCompute::fill(const DeviceSpan& target, std::uint8_t value) {
 }
 
 template <typename Kernels>
-Status AcceleratorCompute::prepare(Kernels& kernels, int index, DataType type, std::string_view what,
+Status AcceleratorCompute::prepare(Kernels* kernels, int index, DataType type, std::string_view what,
                                    std::chrono::milliseconds patience) {
   HMC_ASSIGN(AcceleratorDevice * on, devices_.device(index));
+  if (kernels == nullptr) return Status(Code::unsupported, "HMC has no kernel for " + devices_.vendor());
   int code = 0;
-  if (kernels.prepared(index, type)) {
-    code = kernels.prepare(index, type);  // known: nothing of the vendor's is called
+  if (kernels->prepared(index, type)) {
+    code = kernels->prepare(index, type);  // known: nothing of the vendor's is called
   } else {
     const DeviceScope scope(*calls_.devices, index);
     if (scope.code() != 0) return devices_.unusable(index, scope.code());
-    code = devices_.load(*on, patience, [&] { return kernels.prepare(index, type); });
+    code = devices_.load(*on, patience, [&] { return kernels->prepare(index, type); });
   }
   if (code == 0) return {};
   return devices_.failure(
@@ -50,12 +51,10 @@ Status AcceleratorCompute::prepare(Kernels& kernels, int index, DataType type, s
 }
 
 Status AcceleratorCompute::prepare_reduction(int index, DataType type, std::size_t sources) {
-  HMC_TRY(devices_.device(index).status());
-  if (calls_.compute == nullptr) return Status(Code::unsupported, "HMC has no kernel for " + devices_.vendor());
   if (sources > most_reduced_sources) {
     return Status(Code::unsupported, "a device reduces at most " + std::to_string(most_reduced_sources) + " arrays at once");
   }
-  return prepare(*calls_.compute, index, type, "reduces", no_patience);
+  return prepare(calls_.compute.get(), index, type, "reduces", no_patience);
 }
 
 Status AcceleratorCompute::reduce(const ReductionOp& op, Completion* done) {
@@ -80,9 +79,7 @@ Status AcceleratorCompute::reduce(const ReductionOp& op, Completion* done) {
 }
 
 Status AcceleratorCompute::prepare_exchange(int index, DataType type) {
-  HMC_TRY(devices_.device(index).status());
-  if (calls_.exchange == nullptr) return Status(Code::unsupported, "HMC has no kernel for " + devices_.vendor());
-  return prepare(*calls_.exchange, index, type, "exchanges", exchange_patience);
+  return prepare(calls_.exchange.get(), index, type, "exchanges", exchange_patience);
 }
 
 Result<std::unique_ptr<DeviceExchange>> AcceleratorCompute::open_exchange(int index, std::uint32_t ranks) {

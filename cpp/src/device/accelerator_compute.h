@@ -35,9 +35,10 @@ class AcceleratorCompute final : public DeviceCompute {
   Status reach(int index, int other) override;
 
  private:
-  // Loads the kernel that does `what` with elements of that type, where it is not. As AcceleratorDevices::load().
+  // Loads the kernel that does `what` with elements of that type, where it is not. As AcceleratorDevices::load(). `kernels` may be
+  // null: there are none.
   template <typename Kernels>
-  Status prepare(Kernels& kernels, int index, DataType type, std::string_view what, std::chrono::milliseconds patience);
+  Status prepare(Kernels* kernels, int index, DataType type, std::string_view what, std::chrono::milliseconds patience);
 
   AcceleratorDevices& devices_;
   const VendorCalls& calls_;

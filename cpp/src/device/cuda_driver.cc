@@ -1,4 +1,5 @@
 // NVIDIA through the driver API: no toolkit needed, and no second runtime beside a framework's.
+#include <atomic>
 #include <mutex>
 #include <vector>
 
@@ -120,7 +121,7 @@ class CudaDevices final : public VendorDevices {
   explicit CudaDevices(CudaDriver& driver) noexcept : driver_(driver), api_(driver.api()) {}
   int count(int& devices) override {
     const int code = api_.device_count(&devices);
-    if (code == 0) contexts_.resize(static_cast<std::size_t>(std::max(devices, 0)));
+    if (code == 0) contexts_ = std::vector<std::atomic<Context>>(static_cast<std::size_t>(std::max(devices, 0)));
     return code;
   }
   int describe(int index, VendorDevice& device) override {
@@ -173,25 +174,23 @@ class CudaDevices final : public VendorDevices {
 
  private:
   int context_of(int index, Context& context) {
+    std::atomic<Context>& known = contexts_[static_cast<std::size_t>(index)];
+    context = known.load(std::memory_order_acquire);
+    if (context != nullptr) return 0;
     const std::scoped_lock lock(mutex_);
-    Context& known = contexts_[static_cast<std::size_t>(index)];
-    if (known == nullptr) {
-      int handle = 0;
-      int code = api_.device_get(&handle, index);
-      if (code == 0) code = api_.retain(&known, handle);
-      if (code != 0) {
-        known = nullptr;
-        return code;
-      }
-    }
-    context = known;
-    return 0;
+    context = known.load(std::memory_order_relaxed);
+    if (context != nullptr) return 0;
+    int handle = 0;
+    int code = api_.device_get(&handle, index);
+    if (code == 0) code = api_.retain(&context, handle);
+    if (code == 0) known.store(context, std::memory_order_release);
+    return code;
   }
 
   CudaDriver& driver_;
   const cuda_driver::Api& api_;
-  std::mutex mutex_;
-  std::vector<Context> contexts_;  // by device; null: not used yet
+  std::mutex mutex_;                            // of new ones
+  std::vector<std::atomic<Context>> contexts_;  // by device; null: not used yet; else constant
 };
 
 class CudaMemory final : public VendorMemory {

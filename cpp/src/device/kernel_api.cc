@@ -52,25 +52,29 @@ void Loaded::load(const Api& api, const Vendor& vendor, const std::function<Imag
   processors = static_cast<std::size_t>(std::max(1, found));
 }
 
-Loaded TypedKernels::find(int device, DataType type, const Load& load) {
-  Entry* entry = nullptr;
-  {
-    const std::scoped_lock lock(mutex_);
-    entry = &entries_[{device, type}];
-  }
-  const std::scoped_lock lock(entry->mutex);
-  load(entry->kernel);
-  return entry->kernel;
+bool TypedKernels::found(int device, DataType type) {
+  Entry& entry = entry_of(device, type);
+  if (entry.settled.load(std::memory_order_acquire)) return true;
+  const std::scoped_lock lock(entry.mutex);  // another thread may be loading it
+  return entry.kernel.tried;
 }
 
-bool TypedKernels::found(int device, DataType type) {
-  Entry* entry = nullptr;
-  {
+TypedKernels::Entry& TypedKernels::entry_of(int device, DataType type) {
+  const auto find_from = [device](Row* row) {
+    while (row != nullptr && row->device != device) row = row->next;
+    return row;
+  };
+  Row* row = find_from(rows_.load(std::memory_order_acquire));
+  if (row == nullptr) {
     const std::scoped_lock lock(mutex_);
-    entry = &entries_[{device, type}];
+    row = find_from(rows_.load(std::memory_order_relaxed));
+    if (row == nullptr) {
+      row = &stored_.emplace_back(device);
+      row->next = rows_.load(std::memory_order_relaxed);
+      rows_.store(row, std::memory_order_release);
+    }
   }
-  const std::scoped_lock lock(entry->mutex);
-  return entry->kernel.tried;
+  return row->entries[static_cast<std::size_t>(type)];
 }
 
 }  // namespace hmc::kernel

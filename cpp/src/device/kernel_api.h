@@ -1,10 +1,12 @@
 // Loading and launching kernels, for runtimes that do so as CUDA's driver does.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <deque>
 #include <functional>
-#include <map>
 #include <mutex>
 #include <type_traits>
 #include <utility>
@@ -74,21 +76,39 @@ struct Loaded {
 };
 
 // One kernel for each device and element type, loaded at first use. Any thread: loading one holds up no other, because launches
-// look kernels up with the engine lock held.
+// look kernels up with the engine lock held. What has been tried never changes, and is found without a lock.
 class TypedKernels {
  public:
-  using Load = std::function<void(Loaded& kernel)>;
-  Loaded find(int device, DataType type, const Load& load);
+  // `load(kernel)` loads it, unless that has been tried.
+  template <class Load>
+  Loaded find(int device, DataType type, const Load& load) {
+    Entry& entry = entry_of(device, type);
+    if (entry.settled.load(std::memory_order_acquire)) return entry.kernel;
+    const std::scoped_lock lock(entry.mutex);
+    load(entry.kernel);
+    entry.settled.store(entry.kernel.tried, std::memory_order_release);
+    return entry.kernel;
+  }
   // It need not be loaded any more.
   [[nodiscard]] bool found(int device, DataType type);
 
  private:
   struct Entry {
+    std::atomic<bool> settled{false};  // the kernel has been tried, and is constant
     std::mutex mutex;
     Loaded kernel;
   };
-  std::mutex mutex_;  // of the map; entries stay where they are
-  std::map<std::pair<int, DataType>, Entry> entries_;
+  struct Row {
+    explicit Row(int index) noexcept : device(index) {}
+    const int device;
+    std::array<Entry, data_types> entries;
+    Row* next = nullptr;  // constant once the row is in the list
+  };
+  Entry& entry_of(int device, DataType type);
+
+  std::mutex mutex_;        // of new rows
+  std::deque<Row> stored_;  // they stay where they are
+  std::atomic<Row*> rows_{nullptr};
 };
 
 }  // namespace hmc::kernel

@@ -62,8 +62,9 @@ bool cpu_reads(const void* data) {
 }  // namespace
 
 Result<DeviceRuntime*> runtime_for(const Device& device) {
+  const char* const vendor = device.vendor().data();  // the table's own text
   for (const auto* factory : device_runtimes()) {
-    if (factory->vendor == device.vendor()) return &factory->instance();
+    if (factory->vendor.data() == vendor) return &factory->instance();
   }
   return Status(Code::unsupported, "no runtime for " + device.str() + " is compiled in");
 }
