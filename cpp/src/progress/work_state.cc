@@ -25,6 +25,7 @@ void WorkState::complete(Status status) noexcept {
   status_ = std::move(status);
   done_.store(1, std::memory_order_release);
   engine_->wake_waiters();
+  if (hook_) std::exchange(hook_, nullptr)(status_);
   if (!hooks_.empty()) {
     for (auto& hook : std::exchange(hooks_, {})) hook(status_);
   }
@@ -86,6 +87,8 @@ Status WorkState::withdraw() {
 void WorkState::on_complete_locked(std::function<void(const Status&)> hook) {
   if (done()) {
     hook(status_);
+  } else if (!hook_) {
+    hook_ = std::move(hook);
   } else {
     hooks_.push_back(std::move(hook));
   }

@@ -57,7 +57,8 @@ class WorkState : public Completion, public std::enable_shared_from_this<WorkSta
   std::shared_ptr<Engine> engine_;
   std::atomic<std::uint32_t> done_{0};
   Status status_;
-  std::vector<std::function<void(const Status&)>> hooks_;
+  std::function<void(const Status&)> hook_;                // the first one: most operations have no other
+  std::vector<std::function<void(const Status&)>> hooks_;  // the others
   std::vector<std::function<void(const Status&)>> callbacks_;
   std::shared_ptr<WorkState> self_;
 };
