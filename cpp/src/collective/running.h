@@ -1,6 +1,7 @@
 // Running: the collectives of one group that this process has started and not ended. Engine lock held throughout.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <vector>
@@ -14,7 +15,10 @@ class CollectiveWork;
 class Running {
  public:
   void add(CollectiveWork& work) { works_.push_back(&work); }
-  void remove(CollectiveWork& work) noexcept { std::erase(works_, &work); }
+  // They mostly end in the order in which they began.
+  void remove(CollectiveWork& work) noexcept {
+    if (const auto found = std::ranges::find(works_, &work); found != works_.end()) works_.erase(found);
+  }
   // That of local rank `rank` with this number; null if none.
   [[nodiscard]] CollectiveWork* find(std::uint32_t rank, std::uint64_t sequence) const noexcept;
   // Ends those for which `concerns`.

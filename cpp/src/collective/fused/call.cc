@@ -12,21 +12,17 @@
 namespace hmc::fused {
 namespace {
 
-CollectiveBuffers without_owners(CollectiveBuffers buffers) {
-  buffers.in.owner = nullptr;
-  buffers.out.owner = nullptr;
-  return buffers;
+MemoryView without_owner(const MemoryView& view) noexcept { return {view.data, view.bytes, view.device}; }
+
+// What a Call uses of them. CollectiveWork keeps the rest.
+CollectiveBuffers used_of(const CollectiveBuffers& buffers) {
+  return {without_owner(buffers.in), without_owner(buffers.out), buffers.reduction, buffers.after};
 }
 
 }  // namespace
 
 Call::Call(Calls& calls, std::uint32_t rank, const Announced& own, Way way, const CollectiveBuffers& buffers)
-    : WorkState(calls.group_.engine()),
-      calls_(calls),
-      rank_(rank),
-      own_(own),
-      way_(std::move(way)),
-      buffers_(without_owners(buffers)) {}
+    : WorkState(calls.group_.engine()), calls_(calls), rank_(rank), own_(own), way_(std::move(way)), buffers_(used_of(buffers)) {}
 
 Status Call::cancel_locked() {
   if (done()) return {Code::invalid_argument, "the fused call is already complete"};
@@ -53,9 +49,8 @@ std::chrono::microseconds Call::patience() const {
 
 bool Call::is_queued() const noexcept {
   if (announced_ || done()) return false;
-  const auto first = std::ranges::find_if(calls_.under_way_, [&](const auto& call) { return call->rank_ == rank_; });
-  return first != calls_.under_way_.end() && (*first)->device_work_ &&
-         others_are_past(calls_.slots(), rank_, (*first)->own_.sequence);
+  const auto first = std::ranges::find_if(calls_.given_, [&](const auto& call) { return call->rank_ == rank_; });
+  return first != calls_.given_.end() && others_are_past(calls_.slots(), rank_, (*first)->own_.sequence);
 }
 
 bool Call::order(const Device& device, StreamHandle stream) {
@@ -134,12 +129,16 @@ bool Call::advance_by_library() {
 
 void Call::begin_on_device(std::shared_ptr<WorkState> work) {
   device_work_ = std::move(work);
+  auto& waiting = calls_.waiting_;
+  const auto here = std::ranges::find_if(waiting, [this](const auto& call) { return call.get() == this; });
+  calls_.given_.push_back(std::move(*here));
+  waiting.erase(here);
+  ++calls_.on_device_[rank_];
   settled_.store(1, std::memory_order_release);
   pass(calls_.slots().board(rank_), own_.sequence);
   calls_.wake_others();
   if (device_work_->done()) return device_ended(device_work_->status());
-  device_work_->on_complete_locked(
-      [self = std::static_pointer_cast<Call>(shared_from_this())](const Status& status) { self->device_ended(status); });
+  device_work_->on_complete_locked([this](const Status& status) { device_ended(status); });  // it does not end earlier
 }
 
 void Call::device_ended(const Status& status) {

@@ -59,7 +59,7 @@ class Call final : public WorkState, public DeviceOrder {
   const std::uint32_t rank_;
   const Announced own_;
   const Way way_;
-  const CollectiveBuffers buffers_;  // without their owners, which CollectiveWork keeps
+  const CollectiveBuffers buffers_;  // without owners and scratch memory, which CollectiveWork keeps
   bool announced_ = false;
   std::unique_ptr<Passing> passing_;        // once every rank has announced the call, unless it is a one-shot call
   std::shared_ptr<WorkState> device_work_;  // likewise, where the ranks' devices carry it out

@@ -99,10 +99,10 @@ std::shared_ptr<Call> Calls::post(std::uint32_t rank, std::uint64_t sequence, st
   }
   auto posted = std::make_shared<Call>(*this, rank, Announced{sequence, bytes, call, ways}, std::move(way), buffers);
   posted->accepted();
-  under_way_.push_back(posted);
+  waiting_.push_back(posted);
   if (announced) {
     posted->announced_ = true;
-  } else if (is_next(under_way_.size() - 1) && can_announce(*posted)) {
+  } else if (is_next(waiting_.size() - 1) && can_announce(*posted)) {
     announce(*posted);
   }
   group_.engine()->kick();
@@ -114,8 +114,8 @@ Result<Calls::AtOnce> Calls::at_once(std::uint32_t rank, std::uint32_t call, con
   const Algorithm named = algorithm_of(call);
   const bool by_slots = named != Algorithm::mapped && named != Algorithm::native;
   const bool possible = segment_ && by_slots && !way.in_chunks() && reserved_[rank] && buffers.in.device.is_cpu() &&
-                        buffers.out.device.is_cpu() &&
-                        std::ranges::none_of(under_way_, [&](const auto& earlier) { return earlier->rank_ == rank; }) &&
+                        buffers.out.device.is_cpu() && on_device_[rank] == 0 &&
+                        std::ranges::none_of(waiting_, [&](const auto& earlier) { return earlier->rank_ == rank; }) &&
                         shots_[rank].can_publish(slots());
   if (!possible) return AtOnce::not_possible;
   HMC_ASSIGN(sequence, group_.next_sequence(rank));
@@ -136,11 +136,9 @@ Result<Calls::AtOnce> Calls::at_once(std::uint32_t rank, std::uint32_t call, con
 bool Calls::can_announce(const Call& call) noexcept {
   if (!call.way_.in_chunks()) return shots_[call.rank_].can_publish(slots());
   const std::uint64_t replaced = next_entry(slots().board(call.rank_)).number.load(std::memory_order_relaxed);
-  for (const auto& earlier : under_way_) {
-    const bool is_replaced = earlier->rank_ == call.rank_ && earlier->own_.sequence + 1 == replaced;
-    if (is_replaced && earlier->device_work_ && !others_are_past(slots(), call.rank_, earlier->own_.sequence)) return false;
-  }
-  return true;
+  if (replaced == 0 || others_are_past(slots(), call.rank_, replaced - 1)) return true;
+  return std::ranges::none_of(
+      given_, [&](const auto& earlier) { return earlier->rank_ == call.rank_ && earlier->own_.sequence + 1 == replaced; });
 }
 
 void Calls::announce(Call& call) {
@@ -241,7 +239,11 @@ std::optional<std::uint32_t> Calls::abandoned_by(const Call& call) const noexcep
 }
 
 void Calls::end(const std::shared_ptr<Call>& call, const Status& status) {
-  if (const auto found = std::ranges::find(under_way_, call); found != under_way_.end()) under_way_.erase(found);
+  auto& calls = call->device_work_ ? given_ : waiting_;
+  if (const auto found = std::ranges::find(calls, call); found != calls.end()) {
+    calls.erase(found);
+    if (call->device_work_) --on_device_[call->rank_];
+  }
   if (call->announced_) pass(slots().board(call->rank_), call->own_.sequence);
   call->settled_.store(1, std::memory_order_release);
   call->complete(status);
@@ -255,9 +257,9 @@ void Calls::give_up(std::uint32_t rank, std::uint64_t from) {
 }
 
 void Calls::compare() {
-  for (std::size_t i = 0; i < under_way_.size(); ++i) {
-    const Call& call = *under_way_[i];
-    if (is_next(i) && call.announced_ && !call.passing_ && !call.device_work_) static_cast<void>(agreement(call));
+  for (std::size_t i = 0; i < waiting_.size(); ++i) {
+    const Call& call = *waiting_[i];
+    if (is_next(i) && call.announced_ && !call.passing_) static_cast<void>(agreement(call));
   }
 }
 
@@ -268,49 +270,53 @@ void Calls::leave() {
 }
 
 bool Calls::is_next(std::size_t index) const noexcept {
-  std::size_t on_device = 0;
+  const std::uint32_t rank = waiting_[index]->rank_;
   for (std::size_t i = 0; i < index; ++i) {
-    if (under_way_[i]->rank_ != under_way_[index]->rank_) continue;
-    if (!under_way_[i]->device_work_ || ++on_device == most_on_device) return false;
+    if (waiting_[i]->rank_ == rank) return false;
   }
-  return true;
+  return on_device_[rank] < most_on_device;
 }
 
 // Ends run code that may post and cancel calls. At worst one is looked at twice, or at the next poll. Many calls may be under way:
-// as is_next() says, only the first ones of each rank are looked at.
+// as is_next() says, only the first waiting one of each rank is looked at.
 bool Calls::poll() {
-  if (under_way_.empty()) return false;
+  if (!busy()) return false;
   bool moved = false;
   bool some_gave_up = false;
   for (std::uint32_t r = 0; r < slots().ranks(); ++r)
     some_gave_up = some_gave_up || slots().board(r).gave_up.load(std::memory_order_seq_cst) != 0;
-  std::ranges::fill(on_device_, 0);
-  std::size_t ranks = group_.local().size();  // whose later calls may be next
-  for (std::size_t i = 0; i < under_way_.size() && ranks != 0;) {
-    std::size_t& on_device = on_device_[under_way_[i]->rank_];
-    if (on_device == most_on_device) {
-      ++i;
-      continue;
-    }
-    // What a device has been given changes by itself, unless a rank has given up.
-    if (!under_way_[i]->device_work_ || some_gave_up) {
-      const auto call = under_way_[i];
+  // What a device has been given changes by itself, unless a rank has given up.
+  for (std::size_t i = 0; some_gave_up && i < given_.size();) {
+    const auto call = given_[i];
+    if (advance(call)) moved = true;
+    if (i < given_.size() && given_[i] == call) ++i;
+  }
+  std::uint32_t awaiting = 0;                 // bit r: rank r's next call does
+  std::size_t ranks = group_.local().size();  // without such a bit
+  static_assert(max_ranks <= 32);
+  for (std::size_t i = 0; i < waiting_.size() && ranks != 0;) {
+    const std::uint32_t rank = waiting_[i]->rank_, bit = 1U << rank;
+    if ((awaiting & bit) == 0 && on_device_[rank] < most_on_device) {
+      const auto call = waiting_[i];
       if (advance(call)) moved = true;
-      if (i >= under_way_.size() || under_way_[i] != call) continue;
+      if (i >= waiting_.size() || waiting_[i] != call) continue;
     }
-    on_device = under_way_[i]->device_work_ ? on_device + 1 : most_on_device;
-    if (on_device == most_on_device) --ranks;
+    if ((awaiting & bit) == 0) --ranks;
+    awaiting |= bit;
     ++i;
   }
   return moved;
 }
 
 bool Calls::arm() {
-  if (under_way_.empty()) return true;
+  if (!busy()) return true;
   armed_ = true;
   for (const std::uint32_t rank : group_.local()) slots().board(rank).armed.exchange(1, std::memory_order_seq_cst);
-  for (std::size_t i = 0; i < under_way_.size(); ++i) {
-    Call& call = *under_way_[i];
+  for (const auto& call : given_) {
+    if (abandoned_by(*call)) return false;
+  }
+  for (std::size_t i = 0; i < waiting_.size(); ++i) {
+    Call& call = *waiting_[i];
     if (!is_next(i)) continue;
     if (abandoned_by(call) || can_advance(call)) return false;
   }
@@ -319,7 +325,6 @@ bool Calls::arm() {
 
 bool Calls::can_advance(Call& call) {
   if (!call.announced_) return can_announce(call);
-  if (call.device_work_) return false;  // that looks itself
   if (call.passing_) return call.passing_->can_advance();
   const auto [agreed, ways] = agreement(call);
   return agreed == Agreement::reached && ways != by_cpu ? call.can_advance_on_device(ways) : agreed != Agreement::awaited;

@@ -58,7 +58,7 @@ class Calls final : public Pollable {
   bool poll() override;
   bool arm() override;
   void disarm() override;
-  [[nodiscard]] bool busy() const override { return !under_way_.empty(); }
+  [[nodiscard]] bool busy() const override { return !waiting_.empty() || !given_.empty(); }
 
  private:
   friend class Call;
@@ -80,17 +80,19 @@ class Calls final : public Pollable {
   [[nodiscard]] std::optional<std::uint32_t> abandoned_by(const Call& call) const noexcept;
   void give_up(std::uint32_t rank, std::uint64_t from);
   [[nodiscard]] const Slots& slots() const noexcept { return segment_->slots(); }
-  // It may be announced: its rank's device carries out the rank's earlier ones, if there are any.
+  // waiting_[index] may be announced: the device carries out the rank's earlier ones, if there are any.
   [[nodiscard]] bool is_next(std::size_t index) const noexcept;
 
   Group& group_;
-  std::shared_ptr<Segment> segment_;             // null: none
-  std::vector<std::uint64_t> next_chunk_;        // by rank; of local ones
-  std::vector<OneShots> shots_;                  // likewise
-  std::vector<bool> reserved_;                   // likewise
-  std::vector<Status> stopped_devices_;          // likewise: why all that the rank's device runs was ended; ok: it was not
-  std::deque<std::shared_ptr<Call>> under_way_;  // in the order of their ranks' calls
-  std::vector<std::size_t> on_device_;           // by rank; of poll(): its calls that a device has been given, as far as counted
+  std::shared_ptr<Segment> segment_;       // null: none
+  std::vector<std::uint64_t> next_chunk_;  // by rank; of local ones
+  std::vector<OneShots> shots_;            // likewise
+  std::vector<bool> reserved_;             // likewise
+  std::vector<Status> stopped_devices_;    // likewise: why all that the rank's device runs was ended; ok: it was not
+  // Under way, in the order of their ranks' calls. Those of a rank that a device has been given come before its other ones. They
+  // change by themselves, so a look passes them by, however many they are.
+  std::deque<std::shared_ptr<Call>> given_, waiting_;
+  std::vector<std::size_t> on_device_;  // by rank: its calls in given_
   mapped::Devices devices_;
   native::Ranks natives_;
   bool armed_ = false;
