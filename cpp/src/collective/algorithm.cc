@@ -114,6 +114,7 @@ std::string listed(const std::vector<std::string>& names) {
 }  // namespace
 
 std::uint8_t code_of(CallKind kind, Algorithm algorithm) noexcept {
+  if (algorithm == Algorithm::chosen) return static_cast<std::uint8_t>(kind);
   for (std::size_t i = 0; i < all_named.size(); ++i) {
     if (all_named[i].kind == kind && all_named[i].algorithm == algorithm) return static_cast<std::uint8_t>(first_named_code + i);
   }

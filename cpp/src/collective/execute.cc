@@ -45,7 +45,7 @@ class CollectiveWork::Gate final : public PendingOp {
   std::shared_ptr<CollectiveWork> work_;
 };
 
-CollectiveWork::CollectiveWork(CollectiveCall call)
+CollectiveWork::CollectiveWork(CollectiveCall&& call)
     : WorkState(call.group->engine()),
       group_(std::move(call.group)),
       rank_(call.rank),
@@ -69,7 +69,7 @@ Status CollectiveWork::start(std::optional<std::uint64_t> announced) {
   }
   group_->running().add(*this);
   accepted();
-  run_.begin();
+  if (!fused_.way) run_.begin();  // else messages are sent if that way turns out to be closed
   if (library_) library_->begin();
   if (announced) {
     start_fused(true);
@@ -165,6 +165,7 @@ void CollectiveWork::on_fused(const Status& status) {
                          : shared_memory_refused(call_);  // on every rank alike, so the Communicator stays usable
       run_.skip();
     } else {
+      run_.begin();
       advance_soon();
     }
   } else {

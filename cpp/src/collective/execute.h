@@ -46,7 +46,7 @@ struct CollectiveCall {
 
 class CollectiveWork final : public WorkState {
  public:
-  explicit CollectiveWork(CollectiveCall call);
+  explicit CollectiveWork(CollectiveCall&& call);
   ~CollectiveWork() override;
 
   // ---- engine lock held ----
@@ -123,9 +123,9 @@ class CollectiveWork final : public WorkState {
 // that is given up. Engine lock not held.
 void break_before_start(Group& group, std::uint32_t rank, const Status& reason);
 // Starts the collective of one rank. Engine lock not held. Errors: closed; device, which breaks the group.
-Result<std::shared_ptr<CollectiveWork>> start_collective(CollectiveCall call);
+Result<std::shared_ptr<CollectiveWork>> start_collective(CollectiveCall&& call);
 // Carries it out. Small calls among ranks of one host make no Work if the other ranks come soon. Engine lock not held.
-Status run_collective(CollectiveCall call, Deadline deadline);
+Status run_collective(CollectiveCall&& call, Deadline deadline);
 // Carries out those of several local Members. None has begun where one of their streams cannot be marked. Engine lock not held.
 Status run_collectives(std::vector<CollectiveCall> calls, Deadline deadline);
 // Waits for all; on timeout gives them up, which breaks the group. Engine lock not held.

@@ -43,7 +43,7 @@ Group::Group(std::shared_ptr<World> world, std::uint64_t id, std::uint32_t scope
       local_(std::move(local)),
       keeps_context_(keeps_context),
       owners_(world_->engine()),
-      schedules_(world_->engine(), static_cast<std::uint32_t>(ranks_.size()), local_),
+      schedules_(static_cast<std::uint32_t>(ranks_.size()), local_),
       calls_(local_.size()) {
   for (std::uint32_t r = 0; r < ranks_.size(); ++r) owners_.add(ranks_[r].peer.get(), r);
 }

@@ -72,24 +72,27 @@ bool goes_shared(Group& group, CallKind kind, std::uint64_t bytes, Algorithm nam
   return by_kernel && (!all_on_host(group) || bytes > few_bytes);
 }
 
-void share_spread(Group& group, std::uint32_t rank, CallKind kind, Algorithm named, const MemoryView& out, const MemoryView& in,
-                  fused::Way& way) {
+void plan_shared(Group& group, std::uint32_t rank, CallKind kind, Algorithm named, const Device& output, fused::Way way,
+                 PlannedCall& call) {
   way.through_slots = named != Algorithm::chosen || way.spread->in_one_shot || fused::spreads_shared(kind, group.size(), way.bytes);
-  const bool given_here = in.bytes == 0 || in.device == out.device;
   const bool by_kernel =
       named == Algorithm::mapped || (named == Algorithm::chosen && mapped::carries(kind, group.size(), way.bytes));
-  if (out.device.is_cpu() || !given_here || !by_kernel) return;
-  ExchangeCall call = mapped::spread(rank, group.size(), *way.spread);
-  call.input = in.data != nullptr ? in.data : out.data;
-  call.output = out.data;
-  call.reduction = {.type = mapped::moved_type(call)};
-  if (group.fused().devices().prepare(rank, out.device, call.reduction.type))
-    way.on_device = std::make_shared<const ExchangeCall>(call);
+  if (by_kernel && !output.is_cpu()) call.exchange = mapped::spread(rank, group.size(), *way.spread);
+  call.way = std::move(way);
 }
 
-std::optional<native::Call> by_library(Group& group, std::uint32_t rank, Algorithm named, const Device& device,
-                                       std::optional<native::Call> call) {
-  if (!call || named != Algorithm::native || !group.fused().natives().prepare(rank, device)) return std::nullopt;
+void share_spread(Share& share, const std::shared_ptr<const PlannedCall>& call) {
+  share.fused = call->way;
+  const MemoryView &in = share.buffers.in, &out = share.buffers.out;
+  const bool given_here = in.bytes == 0 || in.device == out.device;
+  if (!call->exchange || !given_here) return;
+  const DataType type = mapped::moved_type(*call->exchange, in.data != nullptr ? in.data : out.data, out.data);
+  share.buffers.reduction = {.type = type};
+  if (share.group->fused().devices().prepare(share.rank, out.device, type)) share.fused->on_device = {call, &*call->exchange};
+}
+
+std::optional<native::Call> by_library(Group& group, std::uint32_t rank, const Device& device, std::optional<native::Call> call) {
+  if (!call || !group.fused().natives().prepare(rank, device)) return std::nullopt;
   if (group.fused().possible()) group.fused().natives().boards().offer(rank);
   return call;
 }
@@ -146,7 +149,7 @@ Status check_disjoint(std::string_view call, const Member::Layout& layout) {
   return {};
 }
 
-Started start(Result<Share> share) {
+Started start(Result<Share>&& share) {
   if (!share.ok()) return share.status();
   if (BatchState::on(*share->group)) [[unlikely]] {
     const std::string call(name_of(kind_of(share->call)));
@@ -155,7 +158,7 @@ Started start(Result<Share> share) {
   return start_collective(std::move(share).value());
 }
 
-Status run(Result<Share> share, Deadline deadline) {
+Status run(Result<Share>&& share, Deadline deadline) {
   if (!share.ok()) return share.status();
   if (const auto batch = BatchState::on(*share->group)) [[unlikely]]
     return batch->add({&share.value(), 1});

@@ -12,6 +12,7 @@
 #include "collective/choose.h"
 #include "collective/communicator_state.h"
 #include "collective/execute.h"
+#include "collective/planned_call.h"
 #include "hmc/communicator.h"
 #include "native/rank_communicator.h"
 
@@ -34,13 +35,8 @@ Status check_memory(std::string_view call, const MemoryView& out, const MemoryVi
 Result<Algorithm> spread_algorithm(Group& group, const EqualCall& call, std::string_view name);
 // Whether such a call of `bytes`, as EqualCall has them, may go through memory that the group's ranks share. Alike on every rank.
 [[nodiscard]] bool goes_shared(Group& group, CallKind kind, std::uint64_t bytes, Algorithm named) noexcept;
-// What that needs besides `way`: whether CPU memory goes so, and the device's share where device memory does.
-void share_spread(Group& group, std::uint32_t rank, CallKind kind, Algorithm named, const MemoryView& out, const MemoryView& in,
-                  fused::Way& way);
-
-// `call`, where the library is named, it is one of the library's, and the rank's device takes part in it.
-std::optional<native::Call> by_library(Group& group, std::uint32_t rank, Algorithm named, const Device& device,
-                                       std::optional<native::Call> call);
+// `call`, where it is one of the library's, which is named, and the rank's device takes part in it.
+std::optional<native::Call> by_library(Group& group, std::uint32_t rank, const Device& device, std::optional<native::Call> call);
 
 // Whether each of the layout's blocks lies in `view`. `which`: "input" or "output", for errors.
 Status check_layout(std::string_view call, std::string_view which, const Member::Layout& layout, const MemoryView& view,
@@ -52,12 +48,17 @@ Status check_disjoint(std::string_view call, const Member::Layout& layout);
 
 // One Member's share of a collective, checked and planned, not started.
 using Share = CollectiveCall;
+// How a call that goes_shared() does so: as `way` says, and by the device's kernel if HMC chooses that for the `output`.
+void plan_shared(Group& group, std::uint32_t rank, CallKind kind, Algorithm named, const Device& output, fused::Way way,
+                 PlannedCall& call);
+// `share` goes so, as far as its memory and its rank's device allow.
+void share_spread(Share& share, const std::shared_ptr<const PlannedCall>& call);
 // What by_library() returned, once `share` says whether the ranks share memory for it.
 void set_library(Share& share, Algorithm named, const std::optional<native::Call>& call);
 // Errors besides those of starting it: invalid_argument, in a batch.
-Started start(Result<Share> share);
+Started start(Result<Share>&& share);
 // Carries it out; a small reduction on one host may be over without a Work. In a batch: adds it to that.
-Status run(Result<Share> share, Deadline deadline);
+Status run(Result<Share>&& share, Deadline deadline);
 // Those of all local Members.
 Status run_shares(std::vector<Share> shares, Deadline deadline);
 Result<Work> as_work(Started started);

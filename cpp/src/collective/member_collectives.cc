@@ -32,11 +32,18 @@ Result<Share> all_to_all_share(const Member& member, const MemoryView& out, cons
              spread_algorithm(*group, {.kind = CallKind::all_to_all, .size = group->size(), .bytes = in.bytes}, algorithm));
   const AllToAllTuning tuning = all_to_all_tuning(on_host(out, in), named);
   const CallKind kind = relays(group->size(), block, tuning) ? CallKind::all_to_all_relayed : CallKind::all_to_all;
-  Share share{group, rank, encode_call(kind, block, named), group->schedules().all_to_all(rank, block, tuning), {in, out}};
-  if (goes_shared(*group, CallKind::all_to_all, in.bytes, named)) {
-    share.fused = fused::way_of_all_to_all(group->size(), block, named);
-    share_spread(*group, rank, CallKind::all_to_all, named, out, in, *share.fused);
-  }
+  const bool shares = goes_shared(*group, CallKind::all_to_all, in.bytes, named);
+  const std::uint64_t detail = tuning.inline_copy | static_cast<std::uint64_t>(named) << 48 |
+                               (shares ? std::uint64_t{out.device.is_cpu() ? 1U : 2U} << 56 : 0);
+  const auto planned = group->schedules().planned(rank, {kind, block, detail}, [&] {
+    PlannedCall made{plan_all_to_all(rank, group->size(), block, tuning)};
+    if (shares)
+      plan_shared(*group, rank, CallKind::all_to_all, named, out.device, fused::way_of_all_to_all(group->size(), block, named),
+                  made);
+    return made;
+  });
+  Share share{group, rank, encode_call(kind, block, named), {planned, &planned->schedule}, {in, out}};
+  if (shares) share_spread(share, planned);
   return share;
 }
 

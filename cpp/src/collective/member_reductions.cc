@@ -1,11 +1,14 @@
 // all_reduce, reduce_scatter and reduce, of one Member and of several that join by one call.
 #include <array>
 #include <bit>
+#include <cstddef>
+#include <memory_resource>
 #include <string>
 #include <vector>
 
 #include "collective/choose.h"
 #include "collective/device_reducer.h"
+#include "collective/equal_blocks.h"
 #include "collective/mapped/calls.h"
 #include "collective/member_calls.h"
 #include "collective/native/calls.h"
@@ -28,45 +31,95 @@ Result<ReduceStep> step_of(std::string_view call, const Group& group, const Redu
   return step;
 }
 
-struct Planned {
-  std::shared_ptr<const Schedule> schedule;
-  // Where the device reduces; see CollectiveBuffers.
-  std::shared_ptr<DeviceScratch> scratch = nullptr;
-  std::shared_ptr<const Schedule> staged = nullptr;
-  bool maps = false;  // the rank's device takes part in calls over mapped memory
-};
-
-// The Schedule that `plan(tuning)` makes for who reduces: the device, where it is able to and has the scratch memory, else the CPU.
-// Other ranks see no difference. `deferred`: it may be carried out without that, by the vendor's library.
-template <class Plan>
-Result<Planned> planned(Group& group, std::uint32_t rank, const MemoryView& out, const MemoryView& in, const Reduction& reduction,
-                        Algorithm algorithm, bool deferred, const Plan& plan) {
-  const bool host = on_host(out, in);
-  const bool on_one = !host && !(reduction.exact && is_floating(reduction.type)) && out.device == in.device;
-  Planned found;
-  found.maps = on_one && group.fused().possible() && (algorithm == Algorithm::chosen || algorithm == Algorithm::mapped) &&
-               group.fused().devices().prepare(rank, in.device, reduction.type);
-  const bool device = on_one && device_reduces(in.device, reduction.type, group.size());
-  found.schedule = plan(reduce_tuning(!host && !device, algorithm));
-  if (!device && !found.maps) return found;
-  if (found.maps || deferred) {
-    found.staged = device ? plan(reduce_tuning(true, algorithm)) : found.schedule;
-  } else {
-    auto scratch = DeviceScratch::take(in.device, found.schedule->scratch);
-    if (!scratch.ok()) return Planned{plan(reduce_tuning(true, algorithm))};
-    found.scratch = std::move(scratch).value();
-  }
-  return found;
-}
-
-std::uint64_t schedule_detail(const ReduceTuning& tuning, const Reduction& reduction, Algorithm algorithm, std::uint64_t root = 0) {
-  return root << 16 | (tuning.islands ? 1 << 12 : 0) | static_cast<std::uint64_t>(algorithm) << 5 | size_of(reduction.type) << 1 |
-         (tuning.staged ? 1 : 0);
-}
-
 // Of hierarchical calls, which round sums more than once.
 std::shared_ptr<const std::vector<Island>> islands_for(Group& group, const ReduceStep& step) {
   return step.exact ? nullptr : group.schedules().islands(group);
+}
+
+// A call of one rank that reduces, checked.
+struct Asked {
+  CallKind kind;
+  const std::shared_ptr<Group>& group;
+  std::uint32_t rank;
+  const MemoryView& out;
+  const MemoryView& in;
+  const Reduction& reduction;
+  const ReduceStep& step;
+  Algorithm named;
+  std::uint64_t bytes;     // of the input
+  std::uint32_t call = 0;  // of encode_call()
+  std::uint64_t root = 0;
+  bool equal = true;  // blocks, if it has any, are: its plan is kept for the rank's next calls of that size
+};
+
+// What is planned besides the Schedule for who reduces.
+struct Wanted {
+  bool staged = false;    // and the CPU's
+  bool way = false;       // over shared memory
+  bool exchange = false;  // by the devices' kernels
+};
+
+// What the planned call depends on, besides its kind and size.
+std::uint64_t detail_of(const Asked& asked, const ReduceTuning& tuning, const Wanted& wanted) {
+  const std::uint64_t flags = (tuning.islands ? 1 : 0) | (wanted.staged ? 2 : 0) | (wanted.way ? 4 : 0) | (wanted.exchange ? 8 : 0);
+  return asked.root << 16 | flags << 12 | static_cast<std::uint64_t>(asked.named) << 5 | size_of(asked.reduction.type) << 1 |
+         (tuning.staged ? 1 : 0);
+}
+
+// `plan` makes what all of the rank's calls alike have in common: schedule(tuning), way(), exchange().
+template <class Plan>
+std::shared_ptr<const PlannedCall> planned(const Asked& asked, bool staged, const Wanted& wanted, const Plan& plan) {
+  ReduceTuning tuning = reduce_tuning(staged, asked.named);
+  if (asked.bytes >= tuning.hierarchical) tuning.islands = islands_for(*asked.group, asked.step);
+  const auto make = [&] {
+    PlannedCall made{plan.schedule(tuning)};
+    if (wanted.staged) {
+      ReduceTuning by_cpu = tuning;
+      by_cpu.staged = true;
+      made.staged = plan.schedule(by_cpu);
+    }
+    if (wanted.way) made.way = plan.way();
+    if (wanted.exchange) made.exchange = plan.exchange();
+    return made;
+  };
+  if (!asked.equal) return std::make_shared<const PlannedCall>(make());
+  return asked.group->schedules().planned(asked.rank, {asked.kind, asked.bytes, detail_of(asked, tuning, wanted)}, make);
+}
+
+// The share of who reduces: the device, where it is able to and has the scratch memory, else the CPU. Other ranks see no
+// difference. `library`: it may be carried out by that.
+template <class Plan>
+Result<Share> share_of(const Asked& asked, const std::optional<native::Call>& library, const Plan& plan) {
+  Group& group = *asked.group;
+  const MemoryView &out = asked.out, &in = asked.in;
+  const bool host = on_host(out, in);
+  const bool on_one = !host && !asked.step.exact && out.device == in.device;
+  const bool shares = group.fused().possible() && may_be_shared(asked.named);
+  const bool maps = on_one && shares && (asked.named == Algorithm::chosen || asked.named == Algorithm::mapped) &&
+                    group.fused().devices().prepare(asked.rank, in.device, asked.reduction.type);
+  const bool device = on_one && device_reduces(in.device, asked.reduction.type, group.size());
+  const bool deferred = maps || (device && library);  // scratch memory is taken if the call goes by messages
+  auto found = planned(asked, !host && !device, {.staged = device && deferred, .way = shares, .exchange = maps}, plan);
+  std::shared_ptr<DeviceScratch> scratch;
+  if (device && !deferred) {
+    if (auto taken = DeviceScratch::take(in.device, found->schedule.scratch); taken.ok()) {
+      scratch = std::move(taken).value();
+    } else {
+      found = planned(asked, true, {.way = shares}, plan);
+    }
+  }
+  Result<Share> made(Share{asked.group, asked.rank, asked.call, {found, &found->schedule}, {in, out, asked.step}});
+  Share& share = made.value();
+  share.buffers.scratch = std::move(scratch);
+  if (deferred) share.buffers.staged = {found, found->staged ? &*found->staged : &found->schedule};
+  share.fused = found->way;
+  set_library(share, asked.named, library);
+  share.root = static_cast<std::uint32_t>(asked.root);
+  if (maps) {
+    const ExchangeCall* const exchange = &*found->exchange;
+    share.fused->on_device = {std::move(found), exchange};
+  }
+  return made;
 }
 
 Result<Algorithm> algorithm_named(CallKind kind, Group& group, std::uint64_t bytes, const ReduceStep& step, std::string_view name) {
@@ -85,19 +138,14 @@ std::uint32_t call_of(CallKind kind, const Reduction& reduction, Algorithm algor
 }
 
 std::uint32_t call_of(CallKind kind, const Reduction& reduction, Algorithm algorithm, std::span<const std::uint64_t> sizes) {
-  std::vector<std::uint64_t> alike(sizes.begin(), sizes.end());
+  std::array<std::byte, 1024> space;  // enough for most groups
+  std::pmr::monotonic_buffer_resource memory(space.data(), space.size());
+  std::pmr::vector<std::uint64_t> alike(&memory);
+  alike.reserve(sizes.size() + 2);
+  alike.assign(sizes.begin(), sizes.end());
   alike.push_back(0);
   if (reduction.op == ReduceOp::premul_sum) alike.push_back(std::bit_cast<std::uint64_t>(reduction.factor));
   return encode_call(kind, reduction, alike, algorithm);
-}
-
-// The share of the rank's device over mapped memory.
-std::shared_ptr<const ExchangeCall> by_kernel(const Share& share, const fused::Plan& plan) {
-  auto call = std::make_shared<ExchangeCall>(mapped::reduction(share.rank, share.group->size(), plan));
-  call->input = share.buffers.in.data;
-  call->output = share.buffers.out.data;
-  call->reduction = share.buffers.reduction;
-  return call;
 }
 
 Result<Share> all_reduce_share(const Member& member, const MemoryView& out, const MemoryView& in, const Reduction& reduction,
@@ -112,24 +160,26 @@ Result<Share> all_reduce_share(const Member& member, const MemoryView& out, cons
   HMC_ASSIGN(const ReduceStep step, step_of("all_reduce", *group, reduction, in.bytes));
   HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::all_reduce, *group, in.bytes, step, algorithm));
   const std::uint32_t rank = rank_in(member), size = group->size();
-  const auto library =
-      by_library(*group, rank, named, in.device, native::reduction_call(native::Kind::all_reduce, out, in, reduction, in.bytes));
-  HMC_ASSIGN(auto found, planned(*group, rank, out, in, reduction, named, library.has_value(), [&](ReduceTuning tuning) {
-               if (in.bytes >= tuning.hierarchical) tuning.islands = islands_for(*group, step);
-               return group->schedules().get(
-                   rank, {CallKind::all_reduce, in.bytes, schedule_detail(tuning, reduction, named)},
-                   [&] { return plan_all_reduce(rank, size, in.bytes, size_of(reduction.type), tuning); });
-             }));
-  Share share{group,
-              rank,
-              call_of(CallKind::all_reduce, reduction, named, in.bytes),
-              std::move(found.schedule),
-              {in, out, step, {}, std::move(found.scratch), std::move(found.staged)}};
-  if (group->fused().possible() && may_be_shared(named))
-    share.fused = fused::way_of_all_reduce(rank, size, in.bytes, size_of(reduction.type), named);
-  if (found.maps) share.fused->on_device = by_kernel(share, *fused::plan_all_reduce(rank, size, in.bytes, size_of(reduction.type)));
-  set_library(share, named, library);
-  share.packable = true;
+  std::optional<native::Call> library;
+  if (named == Algorithm::native)
+    library = by_library(*group, rank, in.device, native::reduction_call(native::Kind::all_reduce, out, in, reduction, in.bytes));
+  const std::size_t element = size_of(reduction.type);
+  struct {
+    std::uint32_t rank, size;
+    std::uint64_t bytes;
+    std::size_t element;
+    Algorithm named;
+    [[nodiscard]] Schedule schedule(const ReduceTuning& tuning) const {
+      return plan_all_reduce(rank, size, bytes, element, tuning);
+    }
+    [[nodiscard]] fused::Way way() const { return fused::way_of_all_reduce(rank, size, bytes, element, named); }
+    [[nodiscard]] ExchangeCall exchange() const {
+      return mapped::reduction(rank, size, *fused::plan_all_reduce(rank, size, bytes, element));
+    }
+  } const plan{rank, size, in.bytes, element, named};
+  const std::uint32_t call = call_of(CallKind::all_reduce, reduction, named, in.bytes);
+  auto share = share_of({CallKind::all_reduce, group, rank, out, in, reduction, step, named, in.bytes, call}, library, plan);
+  share->packable = true;
   return share;
 }
 
@@ -153,29 +203,23 @@ Result<Share> reduce_scatter_share(const Member& member, const MemoryView& out, 
   }
   HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::reduce_scatter, *group, bytes, step, algorithm));
   std::optional<native::Call> library;
-  if (are_packed(layout, out.bytes)) {
-    library = by_library(*group, rank, named, in.device,
-                         native::reduction_call(native::Kind::reduce_scatter, out, in, reduction, out.bytes));
+  if (named == Algorithm::native && are_packed(layout, out.bytes)) {
+    library =
+        by_library(*group, rank, in.device, native::reduction_call(native::Kind::reduce_scatter, out, in, reduction, out.bytes));
   }
-  HMC_ASSIGN(auto found, planned(*group, rank, out, in, reduction, named, library.has_value(), [&](ReduceTuning tuning) {
-               if (bytes >= tuning.hierarchical) tuning.islands = islands_for(*group, step);
-               const auto plan = [&] {
-                 return plan_reduce_scatter(rank, size, {layout.counts, layout.displacements}, size_of(reduction.type), tuning);
-               };
-               if (!equal) return std::make_shared<const Schedule>(plan());
-               return group->schedules().get(rank, {CallKind::reduce_scatter, bytes, schedule_detail(tuning, reduction, named)},
-                                             plan);
-             }));
-  Share share{group,
-              rank,
-              call_of(CallKind::reduce_scatter, reduction, named, layout.counts),
-              std::move(found.schedule),
-              {in, out, step, {}, std::move(found.scratch), std::move(found.staged)}};
-  if (group->fused().possible() && may_be_shared(named))
-    share.fused = fused::way_of_reduce_scatter(rank, {layout.counts, layout.displacements}, named);
-  if (found.maps) share.fused->on_device = by_kernel(share, *fused::plan_reduce_scatter({layout.counts, layout.displacements}));
-  set_library(share, named, library);
-  return share;
+  struct {
+    std::uint32_t rank, size;
+    BlockLayout blocks;
+    std::size_t element;
+    Algorithm named;
+    [[nodiscard]] Schedule schedule(const ReduceTuning& tuning) const {
+      return plan_reduce_scatter(rank, size, blocks, element, tuning);
+    }
+    [[nodiscard]] fused::Way way() const { return fused::way_of_reduce_scatter(rank, blocks, named); }
+    [[nodiscard]] ExchangeCall exchange() const { return mapped::reduction(rank, size, *fused::plan_reduce_scatter(blocks)); }
+  } const plan{rank, size, {layout.counts, layout.displacements}, size_of(reduction.type), named};
+  const std::uint32_t call = call_of(CallKind::reduce_scatter, reduction, named, layout.counts);
+  return share_of({CallKind::reduce_scatter, group, rank, out, in, reduction, step, named, bytes, call, 0, equal}, library, plan);
 }
 
 Result<Share> equal_reduce_scatter_share(const Member& member, const MemoryView& out, const MemoryView& in,
@@ -187,10 +231,9 @@ Result<Share> equal_reduce_scatter_share(const Member& member, const MemoryView&
                                               " ranks needs an input of that many blocks of the output's size; the input has " +
                                               std::to_string(in.bytes) + " bytes, the output " + std::to_string(out.bytes));
   }
-  std::vector<std::uint64_t> counts(size, out.bytes), displacements(size);
-  for (std::uint64_t r = 0; r < size; ++r) displacements[r] = r * out.bytes;
-  HMC_ASSIGN(Share share, reduce_scatter_share(member, out, in, {counts, displacements}, reduction, algorithm, true));
-  share.packable = true;
+  const EqualBlocks blocks(static_cast<std::uint32_t>(size), out.bytes);
+  auto share = reduce_scatter_share(member, out, in, blocks.layout(), reduction, algorithm, true);
+  if (share.ok()) share->packable = true;
   return share;
 }
 
@@ -214,25 +257,26 @@ Result<Share> reduce_share(const Member& member, const MemoryView& out, const Me
   HMC_TRY(check_memory("reduce", target, in, 0));
   HMC_ASSIGN(const ReduceStep step, step_of("reduce", *group, reduction, in.bytes));
   HMC_ASSIGN(const Algorithm named, algorithm_named(CallKind::reduce, *group, in.bytes, step, algorithm));
-  const auto library =
-      by_library(*group, rank, named, in.device, native::reduction_call(native::Kind::reduce, target, in, reduction, in.bytes, at));
-  HMC_ASSIGN(auto found, planned(*group, rank, target, in, reduction, named, library.has_value(), [&](ReduceTuning tuning) {
-               if (in.bytes >= tuning.hierarchical) tuning.islands = islands_for(*group, step);
-               return group->schedules().get(
-                   rank, {CallKind::reduce, in.bytes, schedule_detail(tuning, reduction, named, at)},
-                   [&] { return plan_reduce(rank, size, at, in.bytes, size_of(reduction.type), tuning); });
-             }));
-  Share share{group,
-              rank,
-              call_of(CallKind::reduce, reduction, named, in.bytes, at),
-              std::move(found.schedule),
-              {in, target, step, {}, std::move(found.scratch), std::move(found.staged)}};
-  if (group->fused().possible() && may_be_shared(named))
-    share.fused = fused::way_of_reduce(rank, size, at, in.bytes, size_of(reduction.type), named);
-  if (found.maps) share.fused->on_device = by_kernel(share, *fused::plan_reduce(rank, size, at, in.bytes, size_of(reduction.type)));
-  set_library(share, named, library);
-  share.root = at;
-  share.packable = true;
+  std::optional<native::Call> library;
+  if (named == Algorithm::native)
+    library =
+        by_library(*group, rank, in.device, native::reduction_call(native::Kind::reduce, target, in, reduction, in.bytes, at));
+  struct {
+    std::uint32_t rank, size, root;
+    std::uint64_t bytes;
+    std::size_t element;
+    Algorithm named;
+    [[nodiscard]] Schedule schedule(const ReduceTuning& tuning) const {
+      return plan_reduce(rank, size, root, bytes, element, tuning);
+    }
+    [[nodiscard]] fused::Way way() const { return fused::way_of_reduce(rank, size, root, bytes, element, named); }
+    [[nodiscard]] ExchangeCall exchange() const {
+      return mapped::reduction(rank, size, *fused::plan_reduce(rank, size, root, bytes, element));
+    }
+  } const plan{rank, size, at, in.bytes, size_of(reduction.type), named};
+  const std::uint32_t call = call_of(CallKind::reduce, reduction, named, in.bytes, at);
+  auto share = share_of({CallKind::reduce, group, rank, target, in, reduction, step, named, in.bytes, call, at}, library, plan);
+  share->packable = true;
   return share;
 }
 

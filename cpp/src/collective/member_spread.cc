@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "collective/choose.h"
+#include "collective/equal_blocks.h"
 #include "collective/member_calls.h"
 #include "collective/native/calls.h"
 #include "collective/plan_spread.h"
@@ -12,15 +13,6 @@
 
 namespace hmc {
 namespace {
-
-// Equal blocks, one after the other.
-struct EqualBlocks {
-  EqualBlocks(std::uint32_t size, std::uint64_t each) : counts(size, each), displacements(size) {
-    for (std::uint32_t r = 0; r < size; ++r) displacements[r] = r * each;
-  }
-  [[nodiscard]] Member::Layout layout() const { return {counts, displacements}; }
-  std::vector<std::uint64_t> counts, displacements;
-};
 
 Status bad_total(std::string_view call, std::string_view whole, const MemoryView& all, std::string_view part, const MemoryView& one,
                  std::uint32_t size) {
@@ -43,7 +35,7 @@ Result<Share> all_gather_share(const Member& member, const MemoryView& out, cons
   const auto& group = member.state()->group;
   const std::uint32_t rank = rank_in(member);
   HMC_TRY(check_layout("all_gather", "output", layout, out, group->size()));
-  HMC_TRY(check_disjoint("all_gather", layout));
+  if (!equal) HMC_TRY(check_disjoint("all_gather", layout));
   if (in.bytes != layout.counts[rank]) return bad_block("all_gather", "input", in, rank, layout.counts[rank]);
   HMC_TRY(check_memory("all_gather", out, in, layout.displacements[rank]));
   const std::uint64_t bytes = std::reduce(layout.counts.begin(), layout.counts.end());
@@ -51,19 +43,24 @@ Result<Share> all_gather_share(const Member& member, const MemoryView& out, cons
              spread_algorithm(*group, {.kind = CallKind::all_gather, .size = group->size(), .bytes = bytes}, algorithm));
   SpreadTuning tuning = spread_tuning(on_host(out, in), in_place(out, in, layout.displacements[rank]), named);
   if (bytes >= tuning.hierarchical) tuning.islands = group->schedules().islands(*group);
-  const auto plan = [&] { return plan_all_gather_blocks(rank, group->size(), {layout.counts, layout.displacements}, tuning); };
-  const std::uint64_t detail = static_cast<std::uint64_t>(named) << 3 | (tuning.islands ? 4 : 0) |
+  const bool shares = goes_shared(*group, CallKind::all_gather, bytes, named);
+  const auto plan = [&] {
+    const BlockLayout blocks{layout.counts, layout.displacements};
+    PlannedCall made{plan_all_gather_blocks(rank, group->size(), blocks, tuning)};
+    if (shares)
+      plan_shared(*group, rank, CallKind::all_gather, named, out.device, fused::way_of_all_gather(rank, blocks, named), made);
+    return made;
+  };
+  const std::uint64_t detail = (shares ? std::uint64_t{out.device.is_cpu() ? 1U : 2U} << 8 : 0) |
+                               static_cast<std::uint64_t>(named) << 3 | (tuning.islands ? 4 : 0) |
                                (tuning.inline_copy > 0 ? 2 : 0) | (tuning.in_place ? 1 : 0);
-  auto schedule =
-      equal ? group->schedules().get(rank, {CallKind::all_gather, bytes, detail}, plan) : std::make_shared<const Schedule>(plan());
-  Share share{group, rank, encode_call(CallKind::all_gather, layout.counts, named), std::move(schedule), {in, out, {}}};
-  if (goes_shared(*group, CallKind::all_gather, bytes, named)) {
-    share.fused = fused::way_of_all_gather(rank, {layout.counts, layout.displacements}, named);
-    share_spread(*group, rank, CallKind::all_gather, named, out, in, *share.fused);
-  }
+  const auto planned = equal ? group->schedules().planned(rank, {CallKind::all_gather, bytes, detail}, plan)
+                             : std::make_shared<const PlannedCall>(plan());
+  Share share{group, rank, encode_call(CallKind::all_gather, layout.counts, named), {planned, &planned->schedule}, {in, out, {}}};
+  if (shares) share_spread(share, planned);
   std::optional<native::Call> library;
-  if (are_packed(layout, in.bytes))
-    library = by_library(*group, rank, named, in.device, native::spread_call(native::Kind::all_gather, out, in, in.bytes));
+  if (named == Algorithm::native && are_packed(layout, in.bytes))
+    library = by_library(*group, rank, in.device, native::spread_call(native::Kind::all_gather, out, in, in.bytes));
   set_library(share, named, library);
   return share;
 }
@@ -73,8 +70,9 @@ Result<Share> equal_all_gather_share(const Member& member, const MemoryView& out
   HMC_TRY(check(member.state()));
   const std::uint32_t size = member.state()->group->size();
   if (out.bytes != in.bytes * size) return bad_total("all_gather", "output", out, "input", in, size);
-  HMC_ASSIGN(Share share, all_gather_share(member, out, EqualBlocks(size, in.bytes).layout(), in, algorithm, true));
-  share.packable = true;
+  const EqualBlocks blocks(size, in.bytes);
+  auto share = all_gather_share(member, out, blocks.layout(), in, algorithm, true);
+  if (share.ok()) share->packable = true;
   return share;
 }
 
@@ -88,20 +86,26 @@ Result<Share> broadcast_share(const Member& member, const MemoryView& view, int 
              spread_algorithm(*group, {.kind = CallKind::broadcast, .size = size, .bytes = view.bytes}, algorithm));
   SpreadTuning tuning = broadcast_tuning(all_on_host(*group), named);
   if (view.bytes >= tuning.hierarchical) tuning.islands = group->schedules().islands(*group);
-  const std::uint64_t detail = static_cast<std::uint64_t>(named) << 32 | at;
-  auto schedule = group->schedules().get(rank, {CallKind::broadcast, view.bytes, detail},
-                                         [&] { return plan_broadcast(rank, size, at, view.bytes, tuning); });
+  const bool shares = goes_shared(*group, CallKind::broadcast, view.bytes, named);
+  const std::uint64_t detail =
+      (shares ? std::uint64_t{view.device.is_cpu() ? 1U : 2U} << 40 : 0) | static_cast<std::uint64_t>(named) << 32 | at;
+  const auto planned = group->schedules().planned(rank, {CallKind::broadcast, view.bytes, detail}, [&] {
+    PlannedCall made{plan_broadcast(rank, size, at, view.bytes, tuning)};
+    if (shares) {
+      plan_shared(*group, rank, CallKind::broadcast, named, view.device, fused::way_of_broadcast(rank, at, view.bytes, named),
+                  made);
+    }
+    return made;
+  });
   const std::array alike{std::uint64_t{view.bytes}, std::uint64_t{at}};
-  Share share{group, rank, encode_call(CallKind::broadcast, alike, named), std::move(schedule), {{}, view, {}}};
+  Share share{group, rank, encode_call(CallKind::broadcast, alike, named), {planned, &planned->schedule}, {{}, view, {}}};
   share.root = at;
   share.packable = true;
-  if (goes_shared(*group, CallKind::broadcast, view.bytes, named)) {
-    share.fused = fused::way_of_broadcast(rank, at, view.bytes, named);
-    share_spread(*group, rank, CallKind::broadcast, named, view, {}, *share.fused);
-  }
-  set_library(
-      share, named,
-      by_library(*group, rank, named, view.device, native::spread_call(native::Kind::broadcast, view, view, view.bytes, at)));
+  if (shares) share_spread(share, planned);
+  std::optional<native::Call> library;
+  if (named == Algorithm::native)
+    library = by_library(*group, rank, view.device, native::spread_call(native::Kind::broadcast, view, view, view.bytes, at));
+  set_library(share, named, library);
   return share;
 }
 
@@ -115,7 +119,8 @@ Result<Share> gather_share(const Member& member, const MemoryView& out, const Me
   if (rank != at) {
     HMC_TRY(check_memory("gather", {}, in, 0));
     const EqualBlocks blocks(size, in.bytes);
-    auto schedule = std::make_shared<const Schedule>(plan_gather(rank, size, at, {blocks.counts, blocks.displacements}));
+    const Member::Layout all = blocks.layout();
+    auto schedule = std::make_shared<const Schedule>(plan_gather(rank, size, at, {all.counts, all.displacements}));
     return Share{group, rank, call, std::move(schedule), {in, {}, {}}};
   }
   HMC_TRY(check_layout("gather", "output", layout, out, size));
@@ -152,7 +157,8 @@ Result<Share> scatter_share(const Member& member, const MemoryView& out, const M
   if (rank != at) {
     HMC_TRY(check_memory("scatter", out, {}, 0));
     const EqualBlocks blocks(size, out.bytes);
-    auto schedule = std::make_shared<const Schedule>(plan_scatter(rank, size, at, {blocks.counts, blocks.displacements}));
+    const Member::Layout all = blocks.layout();
+    auto schedule = std::make_shared<const Schedule>(plan_scatter(rank, size, at, {all.counts, all.displacements}));
     return Share{group, rank, call, std::move(schedule), {{}, out, {}}};
   }
   HMC_TRY(check_layout("scatter", "input", layout, in, size));

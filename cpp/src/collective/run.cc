@@ -41,7 +41,7 @@ void break_before_start(Group& group, std::uint32_t rank, const Status& reason) 
   if (const auto sequence = group.next_sequence(rank)) group.broke(rank, *sequence, reason, ranks);
 }
 
-Result<std::shared_ptr<CollectiveWork>> start_collective(CollectiveCall call) {
+Result<std::shared_ptr<CollectiveWork>> start_collective(CollectiveCall&& call) {
   HMC_TRY(mark_streams(call));
   auto work = make_work(std::move(call));
   const auto lock = work->engine()->lock();
@@ -70,7 +70,7 @@ Status run_collectives(std::vector<CollectiveCall> calls, Deadline deadline) {
   return failure.ok() ? ended : failure;
 }
 
-Status run_collective(CollectiveCall call, Deadline deadline) {
+Status run_collective(CollectiveCall&& call, Deadline deadline) {
   std::shared_ptr<CollectiveWork> work;
   const std::shared_ptr<Engine>& engine = call.group->engine();
   if (call.fused && !engine->forked()) {

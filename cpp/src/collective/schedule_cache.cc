@@ -8,8 +8,7 @@
 
 namespace hmc {
 
-ScheduleCache::ScheduleCache(std::shared_ptr<Engine> engine, std::uint32_t size, std::span<const std::uint32_t> local)
-    : engine_(std::move(engine)), size_(size) {
+ScheduleCache::ScheduleCache(std::uint32_t size, std::span<const std::uint32_t> local) : size_(size) {
   recent_.reserve(local.size());
   for (const std::uint32_t rank : local) recent_.push_back({.rank = rank, .entries = {}});
 }
@@ -18,20 +17,20 @@ ScheduleCache::Recent& ScheduleCache::recent_of(std::uint32_t rank) noexcept {
   return *std::ranges::lower_bound(recent_, rank, {}, &Recent::rank);
 }
 
-std::shared_ptr<const Schedule> ScheduleCache::find(std::uint32_t rank, const Key& key) {
+std::shared_ptr<const PlannedCall> ScheduleCache::find(std::uint32_t rank, const Key& key) {
   Recent& recent = recent_of(rank);
-  const auto lock = engine_->lock();
+  const std::lock_guard lock(recent_mutex_);
   const auto known = std::ranges::find(recent.entries, key, &Entry::key);
-  return known == recent.entries.end() ? nullptr : known->schedule;
+  return known == recent.entries.end() ? nullptr : known->call;
 }
 
-void ScheduleCache::keep(std::uint32_t rank, const Key& key, const std::shared_ptr<const Schedule>& schedule) {
+void ScheduleCache::keep(std::uint32_t rank, const Key& key, const std::shared_ptr<const PlannedCall>& call) {
   Recent& recent = recent_of(rank);
-  const auto lock = engine_->lock();
+  const std::lock_guard lock(recent_mutex_);
   if (recent.entries.size() < kept) {
-    recent.entries.push_back({key, schedule});
+    recent.entries.push_back({key, call});
   } else {
-    recent.entries[recent.oldest++ % kept] = {key, schedule};
+    recent.entries[recent.oldest++ % kept] = {key, call};
   }
 }
 
@@ -54,7 +53,7 @@ void ScheduleCache::adopt(Measurement measured) {
     islands_found_ = false;
     islands_ = nullptr;
   }
-  const auto lock = engine_->lock();
+  const std::lock_guard lock(recent_mutex_);
   for (Recent& recent : recent_) recent.entries.clear();
 }
 
@@ -65,12 +64,6 @@ std::shared_ptr<const Measurement> ScheduleCache::measured() const {
 
 std::shared_ptr<const Schedule> ScheduleCache::barrier(std::uint32_t rank) {
   return get(rank, {.kind = CallKind::barrier}, [&] { return plan_barrier(rank, size_); });
-}
-
-std::shared_ptr<const Schedule> ScheduleCache::all_to_all(std::uint32_t rank, std::uint64_t block, const AllToAllTuning& tuning) {
-  const CallKind kind = relays(size_, block, tuning) ? CallKind::all_to_all_relayed : CallKind::all_to_all;
-  return get(rank, {.kind = kind, .bytes = block, .more = tuning.inline_copy},
-             [&] { return plan_all_to_all(rank, size_, block, tuning); });
 }
 
 }  // namespace hmc

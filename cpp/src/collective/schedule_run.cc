@@ -6,14 +6,12 @@
 namespace hmc {
 
 ScheduleRun::ScheduleRun(std::shared_ptr<const Schedule> schedule)
-    : schedule_(std::move(schedule)),
-      progress_(schedule_->steps.size()),
-      left_(static_cast<std::uint32_t>(schedule_->steps.size())) {
-  for (std::size_t i = 0; i < progress_.size(); ++i) progress_[i].waits = schedule_->steps[i].waits;
-}
+    : schedule_(std::move(schedule)), left_(static_cast<std::uint32_t>(schedule_->steps.size())) {}
 
 void ScheduleRun::begin() {
+  progress_ = std::vector<Progress>(schedule_->steps.size());
   for (Index i = 0; i < progress_.size(); ++i) {
+    progress_[i].waits = schedule_->steps[i].waits;
     if (progress_[i].waits == 0) ready_.push_back(i);
   }
   std::ranges::reverse(ready_);

@@ -20,7 +20,8 @@ class ScheduleRun {
   [[nodiscard]] std::span<const Step> steps() const noexcept { return schedule_->steps; }
   [[nodiscard]] std::span<const Slice> sources() const noexcept { return schedule_->sources; }
 
-  // The steps that wait for nothing, in the order in which the schedule has them. Once.
+  // The steps that wait for nothing, in the order in which the schedule has them. Once, and never where what the steps are for is
+  // done otherwise: until then nothing is ready, in flight or done.
   void begin();
   [[nodiscard]] bool has_ready() const noexcept { return !ready_.empty(); }
   [[nodiscard]] Index next_ready() const noexcept { return ready_.back(); }
@@ -30,7 +31,10 @@ class ScheduleRun {
   // Of a step in flight, which is no longer.
   [[nodiscard]] std::shared_ptr<WorkState> take_message(Index index) noexcept;
   // Null unless the step is in flight.
-  [[nodiscard]] const std::shared_ptr<WorkState>& message(Index index) const noexcept { return progress_[index].message; }
+  [[nodiscard]] const std::shared_ptr<WorkState>& message(Index index) const noexcept {
+    static const std::shared_ptr<WorkState> none;
+    return progress_.empty() ? none : progress_[index].message;
+  }
   // The step is done, and those that wait for it alone are ready.
   void finish(Index index);
   // The step is done with, and those that wait for it never run.
@@ -40,7 +44,7 @@ class ScheduleRun {
     ready_.clear();
     left_ = 0;
   }
-  [[nodiscard]] bool done(Index index) const noexcept { return progress_[index].done; }
+  [[nodiscard]] bool done(Index index) const noexcept { return !progress_.empty() && progress_[index].done; }
 
   // A poisoned step has not brought what was expected; when it is finished, those that wait for it are poisoned too.
   void poison(Index index) noexcept { progress_[index].poisoned = true; }
@@ -58,9 +62,9 @@ class ScheduleRun {
   };
 
   std::shared_ptr<const Schedule> schedule_;
-  std::vector<Progress> progress_;
-  std::vector<Index> ready_;  // taken from the back
-  std::uint32_t left_ = 0;    // steps not done
+  std::vector<Progress> progress_;  // by step, from begin() on
+  std::vector<Index> ready_;        // taken from the back
+  std::uint32_t left_ = 0;          // steps not done
   std::uint32_t in_flight_ = 0;
 };
 

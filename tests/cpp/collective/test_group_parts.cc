@@ -53,21 +53,45 @@ TEST(EarlyCalls, BlockSizesDoNotMakeAnotherKind) {
 
 TEST(ScheduleCache, KeepsTheLastOfEachRank) {
   const std::vector<std::uint32_t> local{2, 5};
-  ScheduleCache cache(Engine::create(Progress::manual).value(), 7, local);
+  ScheduleCache cache(7, local);
   const auto barrier = cache.barrier(2);
   EXPECT_EQ(barrier, cache.barrier(2));
   EXPECT_NE(barrier, cache.barrier(5));
   EXPECT_EQ(barrier->steps.size(), plan_barrier(2, 7).steps.size());
   AllToAllTuning tuning;
-  const auto small = cache.all_to_all(5, 100, tuning);
-  EXPECT_EQ(small, cache.all_to_all(5, 100, tuning));
+  const auto planned = [&](std::uint32_t rank, std::uint64_t block) {
+    return cache.get(rank, {.kind = CallKind::all_to_all, .bytes = block, .more = tuning.inline_copy},
+                     [&] { return plan_all_to_all(rank, 7, block, tuning); });
+  };
+  const auto small = planned(5, 100);
+  EXPECT_EQ(small, planned(5, 100));
   tuning.inline_copy = 0;  // its own block goes as a message then
-  const auto other = cache.all_to_all(5, 100, tuning);
+  const auto other = planned(5, 100);
   EXPECT_NE(small, other);
   EXPECT_EQ(other->steps.size(), plan_all_to_all(5, 7, 100, tuning).steps.size());
-  EXPECT_NE(other, cache.all_to_all(5, 101, tuning));
-  EXPECT_NE(cache.all_to_all(2, 100, tuning), cache.all_to_all(5, 100, tuning));
+  EXPECT_NE(other, planned(5, 101));
+  EXPECT_NE(planned(2, 100), planned(5, 100));
   EXPECT_EQ(barrier, cache.barrier(2));
+}
+
+// Calls that were made before are planned anew, with all that their plans have.
+TEST(ScheduleCache, MeasuredFiguresDiscardWhatWasPlanned) {
+  const std::vector<std::uint32_t> local{0, 1};
+  ScheduleCache cache(2, local);
+  std::uint64_t made = 0;
+  const auto bytes = [&](std::uint32_t rank) {
+    const auto call = cache.planned(rank, {.kind = CallKind::all_reduce, .bytes = 24}, [&] {
+      return PlannedCall{.schedule = plan_barrier(rank, 2), .way = fused::Way{.bytes = ++made}};
+    });
+    return call->way->bytes;
+  };
+  for (const std::uint64_t round : {0U, 1U}) {
+    for (int again = 0; again < 2; ++again) {
+      EXPECT_EQ(bytes(0), 2 * round + 1);
+      EXPECT_EQ(bytes(1), 2 * round + 2);
+    }
+    cache.adopt({});
+  }
 }
 
 // Two receives, a copy that waits for both, a send that waits for the copy, and one that waits for nothing.
@@ -87,6 +111,19 @@ std::vector<std::uint32_t> take_all(ScheduleRun& run) {
   std::vector<std::uint32_t> taken;
   while (run.has_ready()) taken.push_back(run.take_ready());
   return taken;
+}
+
+// Of a call that is carried out otherwise the run never begins.
+TEST(ScheduleRun, BeforeItBeginsNothingIsReadyOrDone) {
+  ScheduleRun run(diamond());
+  EXPECT_FALSE(run.has_ready() || run.in_flight() || run.all_done());
+  for (std::uint32_t i = 0; i < run.steps().size(); ++i) {
+    EXPECT_FALSE(run.done(i));
+    EXPECT_EQ(run.message(i), nullptr);
+  }
+  run.skip();
+  EXPECT_TRUE(run.all_done());
+  EXPECT_FALSE(run.has_ready());
 }
 
 TEST(ScheduleRun, StepsBecomeReadyInOrder) {

@@ -59,7 +59,8 @@ struct Way {
   std::vector<Part> pieces = {};                    // of its own input, published one after the other; none: all of it
   std::optional<SpreadPlan> spread = std::nullopt;  // of a call that hands bytes on: in place of the above, but for `bytes`
   bool through_slots = true;                        // where all ranks pass CPU memory; else that goes by messages
-  // Not null: the memory is its device's, which carries the call out so if those of all ranks do.
+  // Not null: the memory is its device's, which carries the call out so if those of all ranks do. But for its memory, its numbers
+  // and its arithmetic.
   std::shared_ptr<const ExchangeCall> on_device = nullptr;
   std::optional<native::Call> by_library = std::nullopt;  // likewise, by the vendor's library
 

@@ -108,9 +108,9 @@ ExchangeCall spread(std::uint32_t rank, std::uint32_t ranks, const fused::Spread
   return call;
 }
 
-DataType moved_type(const ExchangeCall& call) noexcept {
-  std::uint64_t bits = reinterpret_cast<std::uintptr_t>(call.input) | reinterpret_cast<std::uintptr_t>(call.output) |
-                       call.reduced.kept_at | call.reduced.own.offset | call.reduced.own.bytes;
+DataType moved_type(const ExchangeCall& call, const void* input, const void* output) noexcept {
+  std::uint64_t bits = reinterpret_cast<std::uintptr_t>(input) | reinterpret_cast<std::uintptr_t>(output) | call.reduced.kept_at |
+                       call.reduced.own.offset | call.reduced.own.bytes;
   for (std::uint32_t r = 0; r < call.ranks; ++r)
     bits |= call.gives[r].offset | call.gives[r].bytes | call.takes[r].offset | call.takes[r].bytes;
   for (const DataType type : {DataType::u64, DataType::u32, DataType::u16}) {

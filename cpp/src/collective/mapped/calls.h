@@ -20,9 +20,9 @@ namespace hmc::mapped {
 // The share of `rank` in a call that reduces, but for its memory, its numbers and its arithmetic. `ranks`: 2 to
 // most_exchange_ranks.
 [[nodiscard]] ExchangeCall reduction(std::uint32_t rank, std::uint32_t ranks, const fused::Plan& plan) noexcept;
-// Likewise in a call that hands bytes on.
+// Likewise in a call that hands bytes on. Its arithmetic is a type: of moved_type().
 [[nodiscard]] ExchangeCall spread(std::uint32_t rank, std::uint32_t ranks, const fused::SpreadPlan& plan) noexcept;
-// The widest type whose elements the memory of such a call is made of.
-[[nodiscard]] DataType moved_type(const ExchangeCall& call) noexcept;
+// The widest type whose elements the memory of such a call, from `input` to `output`, is made of.
+[[nodiscard]] DataType moved_type(const ExchangeCall& call, const void* input, const void* output) noexcept;
 
 }  // namespace hmc::mapped

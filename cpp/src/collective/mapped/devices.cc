@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <limits>
 #include <string>
 #include <utility>
@@ -50,10 +51,12 @@ void Devices::use(const fused::Slots& slots) {
 
 bool Devices::prepare(std::uint32_t rank, const Device& device, DataType type) {
   if (!possible() || device.is_cpu()) return false;
+  Local& local = locals_[rank];
+  const std::uint32_t bit = 1U << static_cast<unsigned>(type);
+  if ((local.ready.load(std::memory_order_acquire) & bit) != 0) return local.device == device;
   const auto runtime = runtime_for(device);
   if (!runtime.ok()) return false;
   const std::scoped_lock lock(mutex_);
-  Local& local = locals_[rank];
   // Not yet, where a run-time compiler makes the kernel; another type's may be there.
   const Status kernel = (*runtime)->compute().prepare_exchange(device.index(), type);
   if (!kernel.ok() && !std::exchange(local.told, true)) {
@@ -63,7 +66,9 @@ bool Devices::prepare(std::uint32_t rank, const Device& device, DataType type) {
     local.tried = true;
     if (const Status opened = open(rank, device); !opened.ok()) refuse(rank, opened);
   }
-  return kernel.ok() && local.exchange != nullptr && local.device == device && possible();
+  const bool takes_part = kernel.ok() && local.exchange != nullptr && local.device == device && possible();
+  if (takes_part) local.ready.fetch_or(bit, std::memory_order_release);
+  return takes_part;
 }
 
 Status Devices::open(std::uint32_t rank, const Device& device) {
@@ -171,6 +176,9 @@ std::shared_ptr<WorkState> Devices::start(std::uint32_t rank, ExchangeCall call,
                                                   "2^32 calls have used up the numbers of this Communicator's calls; "
                                                   "make a new one by split()"));
   }
+  call.input = buffers.in.data != nullptr ? buffers.in.data : buffers.out.data;  // of a broadcast there is one buffer
+  call.output = buffers.out.data;
+  call.reduction = buffers.reduction;
   call.segments = local.segments;
   call.first = local.next_round;
   if (call.shape.steps == 0) {
@@ -179,9 +187,10 @@ std::shared_ptr<WorkState> Devices::start(std::uint32_t rank, ExchangeCall call,
     local.next_round += exchange_rounds(call);
   }
   if (!local.works) local.works = std::make_shared<OrderedWorks>(group_.engine());
-  return local.works->start(**runtime, [&](Completion* done) {
+  const auto run = [&](Completion* done) {
     return local.exchange->run(call, {buffers.after[0].get(), buffers.after[1].get()}, done);
-  });
+  };
+  return local.works->start(**runtime, std::cref(run));  // a reference takes no memory
 }
 
 bool Devices::order(std::uint32_t rank, const Device& device, StreamHandle stream) {

@@ -55,7 +55,7 @@ class Devices {
   [[nodiscard]] bool can_map(std::uint32_t rank) const noexcept;
   // start() would have to wait for a thread that loads another kernel of the device, or frees its memory.
   [[nodiscard]] bool is_held_up(std::uint32_t rank) const { return locals_[rank].exchange->is_held_up(); }
-  // Starts the kernel of `rank`: `call`, but for its numbers and segments. Ends as that does.
+  // Starts the kernel of `rank`: `call`, but for its memory, its numbers and its arithmetic. Ends as that does.
   std::shared_ptr<WorkState> start(std::uint32_t rank, ExchangeCall call, const CollectiveBuffers& buffers);
   // What is queued on `stream` of `device` from now on waits for the rank's kernels. False: they are another device's.
   bool order(std::uint32_t rank, const Device& device, StreamHandle stream);
@@ -66,6 +66,9 @@ class Devices {
   // A local rank. Its own members are constant once `opened`.
   struct Local {
     std::atomic<Standing> standing{Standing::none};  // as on its Board, which other processes may write
+    // Bit t: the kernel for elements of type t is there, and `exchange` was opened. Set for good: neither goes before the group
+    // does.
+    std::atomic<std::uint32_t> ready{0};
     bool tried = false;
     bool mapped = false;    // map() has ended well
     bool declined = false;  // a call of its that could have been the first one went by messages
