@@ -1,5 +1,8 @@
 #include "hmc/work.h"
 
+#include <atomic>
+#include <chrono>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -44,20 +47,31 @@ Status Work::join(const Device& device, StreamHandle stream) const {
   if (done()) return {};
   const std::shared_ptr<Engine>& engine = state_->engine();
   if (engine->forked()) return forked_status();
-  if (const auto order = locked(*engine, [&] { return state_->device_order(); })) {
-    const auto patience = locked(*engine, [&] { return order->patience(); });
+  std::shared_ptr<DeviceOrder> order;
+  std::chrono::microseconds patience{0};
+  bool ordered = false, owners = false;
+  // False: it is not known yet who carries the operation out. If a device does, the stream waits for that.
+  const auto order_if_settled = [&] {
+    if (order->settled().load(std::memory_order_acquire) == 0) return false;
+    ordered = order->order(device, stream);
+    owners = ordered && engine->posting().leave_to_tick();
+    return true;
+  };
+  const bool settled = locked(*engine, [&] {
+    order = state_->device_order();
+    if (!order || order_if_settled()) return true;
+    patience = order->patience();
+    return false;
+  });
+  if (!settled) {
     static_cast<void>(engine->drive_flag(Deadline::after(patience), order->settled()));
-    bool ordered = false;
-    const bool owners = locked(*engine, [&] {
-      ordered = order->order(device, stream);
-      return ordered && engine->posting().leave_to_tick();
-    });
-    if (owners) {
-      if (auto* const caller = Interruptible::current()) caller->before_waiting();  // their ends may wait for other threads
-      engine->drop_retired();
-    }
-    if (ordered) return {};
+    locked(*engine, order_if_settled);
   }
+  if (owners) {
+    if (auto* const caller = Interruptible::current()) caller->before_waiting();  // their ends may wait for other threads
+    engine->drop_retired();
+  }
+  if (ordered) return {};
   const auto gate = std::make_shared<StreamGate>();
   HMC_TRY(runtime->streams().hold(device.index(), stream, gate));
   // No callback: those run one after the other, and one of them may wait for this very stream.
