@@ -155,15 +155,17 @@ class CudaDevices final : public VendorDevices {
       return {"nvlink", 0};
     return {"nvlink", nvlink_bandwidth(generation)};
   }
-  // The primary context, which frameworks share; made (or joined) when the device is first used, and kept.
-  int enter(int index, std::uintptr_t&) override {
-    Context context = nullptr;
+  // The primary context, which frameworks share; made (or joined) when the device is first used, and kept. It is mostly current on
+  // the threads of those.
+  int enter(int index, std::uintptr_t& previous) override {
+    Context context = nullptr, current = nullptr;
     if (const int code = context_of(index, context); code != 0) return code;
-    return api_.push(context);
+    previous = api_.current(&current) == 0 && current == context ? unchanged : 0;
+    return previous == unchanged ? 0 : api_.push(context);
   }
-  void leave(std::uintptr_t) override {
+  void leave(std::uintptr_t previous) override {
     Context context = nullptr;
-    static_cast<void>(api_.pop(&context));
+    if (previous != unchanged) static_cast<void>(api_.pop(&context));
   }
   int enable_peer(int other) override {
     Context context = nullptr;
@@ -173,6 +175,7 @@ class CudaDevices final : public VendorDevices {
   }
 
  private:
+  static constexpr std::uintptr_t unchanged = 1;
   int context_of(int index, Context& context) {
     std::atomic<Context>& known = contexts_[static_cast<std::size_t>(index)];
     context = known.load(std::memory_order_acquire);

@@ -50,6 +50,7 @@ constexpr int access_read_write = 3;
   CALL(device_pci, cuDeviceGetPCIBusId, int(char*, int, int))                                          \
   CALL(device_memory, cuDeviceTotalMem_v2, int(std::size_t*, int))                                     \
   CALL(retain, cuDevicePrimaryCtxRetain, int(Context*, int))                                           \
+  CALL(current, cuCtxGetCurrent, int(Context*))                                                        \
   CALL(push, cuCtxPushCurrent_v2, int(Context))                                                        \
   CALL(pop, cuCtxPopCurrent_v2, int(Context*))                                                         \
   CALL(enable_peer, cuCtxEnablePeerAccess, int(Context, unsigned))                                     \
