@@ -315,8 +315,7 @@ void CollectiveWork::fail(const Status& reason) {
   const bool posting = std::exchange(posting_, true);  // completions inside this call do not end the collective yet
   group_->broke(rank_, sequence_, failure, owed);      // before the others see a message withdrawn
   for (std::uint32_t i = 0; i < run_.steps().size(); ++i) {
-    const std::shared_ptr<WorkState> message = run_.message(i);
-    if (message)
+    if (const std::shared_ptr<WorkState> message = run_.message(i))
       static_cast<void>(message->cancel_locked());  // what is too late to stop ends by itself; end_if_done() waits for it
   }
   if (const auto call = fused_.call) static_cast<void>(call->cancel_locked());

@@ -97,7 +97,8 @@ Result<Share> share_of(const Asked& asked, const std::optional<native::Call>& li
   const bool shares = group.fused().possible() && may_be_shared(asked.named);
   const bool maps = on_one && shares && (asked.named == Algorithm::chosen || asked.named == Algorithm::mapped) &&
                     group.fused().devices().prepare(asked.rank, in.device, asked.reduction.type);
-  const bool device = on_one && device_reduces(in.device, asked.reduction.type, group.size());
+  const bool device = maps ? group.fused().devices().reduces(asked.rank, asked.reduction.type)
+                           : on_one && device_reduces(in.device, asked.reduction.type, group.size());
   const bool deferred = maps || (device && library);  // scratch memory is taken if the call goes by messages
   auto found = planned(asked, !host && !device, {.staged = device && deferred, .way = shares, .exchange = maps}, plan);
   std::shared_ptr<DeviceScratch> scratch;

@@ -141,6 +141,7 @@ bool AcceleratorCopies::poll() {
     if (each->pending.load(std::memory_order_relaxed) == 0) continue;
     const std::scoped_lock lock(each->mutex);
     const auto take_ended = [&](CopyStream& stream) {
+      if (stream.pending.empty()) return;
       for (std::size_t over = devices_.over(static_cast<int>(index), stream, ended.size() - count); over != 0; --over) {
         PendingCopy& oldest = stream.pending.front();
         ended[count++] = {oldest.done, std::move(oldest.failure)};

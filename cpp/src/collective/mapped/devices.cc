@@ -9,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/wire.h"
+#include "collective/device_reducer.h"
 #include "collective/device_works.h"
 #include "collective/group.h"
 #include "device/links.h"
@@ -18,6 +19,8 @@ namespace {
 
 constexpr std::size_t most_text = 32;
 constexpr std::size_t most_handle = 256;
+
+constexpr std::uint32_t bit_of(DataType type) noexcept { return 1U << static_cast<unsigned>(type); }
 
 // What a rank offers. bytes = wire{text vendor, text PCI address of the device, bytes handle of the segment}.
 struct Offered {
@@ -52,7 +55,7 @@ void Devices::use(const fused::Slots& slots) {
 bool Devices::prepare(std::uint32_t rank, const Device& device, DataType type) {
   if (!possible() || device.is_cpu()) return false;
   Local& local = locals_[rank];
-  const std::uint32_t bit = 1U << static_cast<unsigned>(type);
+  const std::uint32_t bit = bit_of(type);
   if ((local.ready.load(std::memory_order_acquire) & bit) != 0) return local.device == device;
   const auto runtime = runtime_for(device);
   if (!runtime.ok()) return false;
@@ -69,6 +72,15 @@ bool Devices::prepare(std::uint32_t rank, const Device& device, DataType type) {
   const bool takes_part = kernel.ok() && local.exchange != nullptr && local.device == device && possible();
   if (takes_part) local.ready.fetch_or(bit, std::memory_order_release);
   return takes_part;
+}
+
+bool Devices::reduces(std::uint32_t rank, DataType type) {
+  Local& local = locals_[rank];
+  const std::uint32_t bit = bit_of(type);
+  if ((local.reduces.load(std::memory_order_relaxed) & bit) != 0) return true;
+  if (!device_reduces(local.device, type, group_.size())) return false;
+  local.reduces.fetch_or(bit, std::memory_order_relaxed);
+  return true;
 }
 
 Status Devices::open(std::uint32_t rank, const Device& device) {

@@ -41,6 +41,10 @@ class Devices {
   // Whether `rank` takes part in such a call with its device, which it makes ready for elements of that type. Engine lock not held.
   bool prepare(std::uint32_t rank, const Device& device, DataType type);
 
+  // Whether that device, of a rank for which prepare() said yes, reduces the inputs of all ranks itself, for a call that goes by
+  // messages after all. As device_reduces().
+  bool reduces(std::uint32_t rank, DataType type);
+
   // ---- engine lock held ----
   // Whether all ranks map all segments, now that each has announced such a call. Maps those of the others for `rank`, once.
   enum class Mapping : std::uint8_t { done, awaited, refused };
@@ -66,9 +70,9 @@ class Devices {
   // A local rank. Its own members are constant once `opened`.
   struct Local {
     std::atomic<Standing> standing{Standing::none};  // as on its Board, which other processes may write
-    // Bit t: the kernel for elements of type t is there, and `exchange` was opened. Set for good: neither goes before the group
-    // does.
-    std::atomic<std::uint32_t> ready{0};
+    // Bit t: the kernel for elements of type t is there, and `exchange` was opened; the kernel that reduces them is there. Set for
+    // good: nothing of it goes before the group does.
+    std::atomic<std::uint32_t> ready{0}, reduces{0};
     bool tried = false;
     bool mapped = false;    // map() has ended well
     bool declined = false;  // a call of its that could have been the first one went by messages
