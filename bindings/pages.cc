@@ -48,8 +48,14 @@ class PageMove {
         far_(buffers_of<RemoteBuffer>(far, (reading ? source_ : target_).layout)),
         reading_(reading) {}
 
-  std::optional<std::uint64_t> post(py::list works, const std::pair<std::uint64_t, std::uint64_t>& layers,
-                                    std::uint64_t shortest) {
+  // Of this process's cache: its blocks with the tokens.
+  [[nodiscard]] std::uint64_t layer_bytes() const noexcept {
+    const Layout& layout = (reading_ ? target_ : source_).layout;
+    const std::uint64_t size = layout.extent(LayoutAxis::token), blocks = (tokens_ + size - 1) / size;
+    return blocks * size * layout.extent(LayoutAxis::kv) * layout.heads().count * layout.extent(LayoutAxis::dim) * layout.element();
+  }
+
+  std::optional<std::uint64_t> post(py::list works, const std::pair<std::uint64_t, std::uint64_t>& layers, std::uint64_t shortest) {
     Posted posted;
     Status status;
     {
@@ -69,8 +75,8 @@ class PageMove {
   };
 
   [[nodiscard]] Result<std::vector<LayoutRuns>> runs(std::uint64_t tokens, LayoutRange layers) const {
-    return layout_runs({source_.layout, {source_.blocks, source_.first}, target_.layout, {target_.blocks, target_.first}, tokens, 0,
-                        layers, {}});
+    return layout_runs(
+        {source_.layout, {source_.blocks, source_.first}, target_.layout, {target_.blocks, target_.first}, tokens, 0, layers, {}});
   }
 
   // A few tokens show how long runs are: a list of all short runs would take longer than the move.
@@ -192,6 +198,7 @@ void bind_pages(py::module_& module) {
       .def(py::init<Peer, const py::tuple&, const py::tuple&, std::uint64_t, const py::sequence&, const py::sequence&, bool>(),
            py::arg("peer"), py::arg("source"), py::arg("target"), py::arg("tokens"), py::arg("near"), py::arg("far"), py::kw_only(),
            py::arg("reading"))
+      .def_property_readonly("layer_bytes", &PageMove::layer_bytes, "Of one layer of `tokens` tokens in this process's cache.")
       .def("post", &PageMove::post, py::arg("works"), py::arg("layers"), py::arg("shortest") = 0,
            "Begins to move layers, (first, count) of the whole model, and appends the Works to `works`; also before it raises. "
            "Returns how many bytes they move. None: nothing was begun, as elements or scales differ, or as runs have fewer than "

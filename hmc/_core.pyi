@@ -570,6 +570,11 @@ class PageMove:
         """
         Begins to move layers, (first, count) of the whole model, and appends the Works to `works`; also before it raises. Returns how many bytes they move. None: nothing was begun, as elements or scales differ, or as runs have fewer than `shortest` bytes on average.
         """
+    @property
+    def layer_bytes(self) -> int:
+        """
+        Of one layer of `tokens` tokens in this process's cache.
+        """
 
 class Peer:
     """

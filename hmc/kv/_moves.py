@@ -96,15 +96,14 @@ def common(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     return first, max(0, min(a[0] + a[1], b[0] + b[1]) - first)
 
 
-def groups(layout: Layout, tokens: int, layers: tuple[int, int], checked: int = 0) -> Iterator[tuple[int, int]]:
+def groups(layer_bytes: int, layers: tuple[int, int], checked: int = 0) -> Iterator[tuple[int, int]]:
     """The layers in groups: where they are checked of about so many bytes, so that one is checked while the next one travels.
 
     The first ones are shorter, so that pages travel while the others are planned.
     """
     layer, end = layers[0], sum(layers)
-    per_layer = layout.packed((layer, 1), layout.heads, -(-tokens // layout.block)).buffer_bytes
-    most = max(1, (checked or _GROUP) // per_layer)
-    step = max(1, min(most, _FIRST_GROUP // per_layer))
+    most = max(1, (checked or _GROUP) // layer_bytes)
+    step = max(1, min(most, _FIRST_GROUP // layer_bytes))
     while layer < end:
         yield layer, min(step, end - layer)
         layer, step = layer + step, min(most, 2 * step)

@@ -160,7 +160,7 @@ class Pull:
         move = PageMove(self.peer, source, self.target, self.tokens, self.pool.buffers, remote.buffers, reading=True)
         convert = (0, 0)  # layers without runs that are long enough
         try:
-            for group in groups(self.target.layout, self.tokens, layers, chunk_bytes):
+            for group in groups(move.layer_bytes, layers, chunk_bytes):
                 self.transfer._check_cancelled()
                 reads = self._posted(remote, move, group, group, SHORT)
                 if reads is None:
