@@ -44,10 +44,11 @@ int AcceleratorCopies::issue(const CopyOp& op, CopyDirection direction, bool one
   }
   if (one_launch) {
     const Device& by = direction == CopyDirection::to_device ? op.target.device : op.source.device;
+    const BlockWay way = direction != CopyDirection::on_device  ? BlockWay::over_bus
+                         : op.target.device == op.source.device ? BlockWay::on_device
+                                                                : BlockWay::between_devices;
     const int code = calls_.copies->copy_blocks(
-        by.index(),
-        {target, source, op.target_offsets, op.source_offsets, op.blocks, op.block_bytes, direction != CopyDirection::on_device},
-        stream, issued);
+        by.index(), {target, source, op.target_offsets, op.source_offsets, op.blocks, op.block_bytes, way}, stream, issued);
     if (code == 0 || issued > 0) return code;
   }
   for (; issued < op.blocks; ++issued) {

@@ -8,9 +8,11 @@
 namespace hmc {
 namespace {
 
-constexpr unsigned threads = 1024;      // as many as a group may have: 16 groups of an H200 reach nine tenths of what all 132 do
-constexpr std::size_t bus_groups = 16;  // of a copy over PCIe, which they saturate: the other processors compute meanwhile
-constexpr std::size_t unroll = 4;       // accesses of a thread to a tile, as in the kernel
+constexpr unsigned threads = 1024;  // as many as a group may have: 16 groups of an H200 reach nine tenths of what all 132 do
+// Groups of a copy over PCIe, which they saturate; and between devices, where 32 of an H200 move pages of 64 KiB as fast as all
+// 132, and a kernel that digests what has arrived is over earlier. The other processors compute meanwhile.
+constexpr std::size_t bus_groups = 16, link_groups = 32;
+constexpr std::size_t unroll = 4;             // accesses of a thread to a tile, as in the kernel
 constexpr std::size_t launch_blocks = 16384;  // of one launch at most
 // A first launch of an eighth is under way while the offsets of the rest are passed on, where there are many.
 constexpr std::size_t early_blocks = 2048;
@@ -45,7 +47,8 @@ BlockKernel::Kernel BlockKernel::kernel_of(int device) {
   if (kernel.loaded.tried) return kernel;
   kernel.loaded.load(api_, vendor_, image_, device, "hmc_copy_blocks");
   const auto wanted = static_cast<std::size_t>(env_integer("HMC_BLOCK_PROCESSORS", 0, 0, 1 << 16));
-  kernel.groups = wanted != 0 ? wanted : kernel.loaded.processors;
+  const std::size_t all = wanted != 0 ? wanted : kernel.loaded.processors;
+  kernel.groups = {all, wanted != 0 ? wanted : std::min(all, link_groups), std::min(all, bus_groups)};
   entry.tried.store(kernel.loaded.tried);
   return kernel;
 }
@@ -98,7 +101,7 @@ int BlockKernel::launch(const Kernel& kernel, const VendorBlocks& blocks, Vendor
   unsigned width = widest_access(bits);
   void* arguments[] = {&target, &source, &target_offsets, &source_offsets, &count, &bytes, &width};
   const std::size_t tiles = blocks.count * blocks.bytes / (threads * unroll * width) + 1;
-  const auto groups = static_cast<unsigned>(std::min({tiles, kernel.groups, blocks.over_bus ? bus_groups : kernel.groups}));
+  const auto groups = static_cast<unsigned>(std::min(tiles, kernel.groups[static_cast<std::size_t>(blocks.way)]));
   const int code = api_.launch(kernel.loaded.function, groups, 1, 1, threads, 1, 1, 0, stream, arguments, nullptr);
   if (code == 0) chunk.used += 2 * blocks.count;
   return code;

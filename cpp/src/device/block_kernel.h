@@ -2,6 +2,7 @@
 // kernels as CUDA's driver does.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +36,7 @@ class BlockKernel {
  private:
   struct Kernel {
     kernel::Loaded loaded;
-    std::size_t groups = 1;  // of threads that copy at a time
+    std::array<std::size_t, 3> groups{};  // of threads that copy at a time, by BlockWay
   };
   struct Entry {
     std::mutex mutex;  // held while the kernel is loaded, which takes long: of this device alone

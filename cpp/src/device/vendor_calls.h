@@ -45,6 +45,9 @@ struct VendorLink {
   double bandwidth = 0;  // bytes per second and direction; 0: unknown
 };
 
+// Where blocks are copied: within one device's memory, between two devices, or with the host's memory.
+enum class BlockWay : std::uint8_t { on_device, between_devices, over_bus };
+
 // Block i of `bytes` bytes: source + source_offsets[i] to target + target_offsets[i], both reached by one device.
 struct VendorBlocks {
   void* target;
@@ -53,7 +56,7 @@ struct VendorBlocks {
   const std::uint64_t* source_offsets;
   std::size_t count;
   std::size_t bytes;
-  bool over_bus = false;  // one of the memories is the host's
+  BlockWay way = BlockWay::on_device;
 };
 
 // target[i] = sources[0][i] op sources[1][i] op ..., all reached by one device.
