@@ -3,6 +3,7 @@
 #include <pybind11/numpy.h>
 
 #include <algorithm>
+#include <exception>
 #include <optional>
 #include <span>
 #include <vector>
@@ -58,11 +59,17 @@ class PageMove {
   std::optional<std::uint64_t> post(py::list works, const std::pair<std::uint64_t, std::uint64_t>& layers, std::uint64_t shortest) {
     Posted posted;
     Status status;
+    std::exception_ptr lack;  // of memory
     {
       const ReleasedGil nogil;
-      status = post_runs({layers.first, layers.second}, shortest, posted);
+      try {
+        status = post_runs({layers.first, layers.second}, shortest, posted);
+      } catch (...) {
+        lack = std::current_exception();
+      }
     }
     for (Work& work : posted.works) works.append(make_work(std::move(work)));  // also before an error: they are in flight
+    if (lack) std::rethrow_exception(lack);
     check(status);
     return posted.runs ? std::optional(posted.bytes) : std::nullopt;
   }
