@@ -31,11 +31,10 @@ def numbers(blocks: Any, most: int, end: int) -> NDArray[np.uint64]:
         return plain
     if isinstance(blocks, np.ndarray) and blocks.ndim == 1 and blocks.dtype.kind in "iu":
         listed = np.array(blocks, np.uint64)  # before the check: another thread may change them. Negative ones become too large
-    else:
-        try:
-            listed = np.array(array.array("q", wholes("blocks", blocks)), np.uint64)
-        except OverflowError:
-            listed = np.zeros(0, np.uint64)  # refused below, as every number that is too large
+    elif type(blocks) is list and set(map(type, blocks)) == {int}:
+        listed = np.zeros(0, np.uint64)  # too many, or a number out of range: refused below
+    else:  # wholes() says what is wrong
+        listed = np.array(array.array("q", wholes("blocks", blocks)), np.uint64)
     if not 0 < len(listed) <= most or listed.max() >= end:
         raise InvalidArgumentError(f"blocks are 1 to {most} numbers below {end}")
     return listed
