@@ -120,7 +120,7 @@ class Ticket(NamedTuple):
             or max(tokens, first, skip) > MAX_TOKENS
         ):
             raise InvalidArgumentError(f"the ticket is damaged: {len(data)} bytes, {blocks} blocks")
-        numbers = np.frombuffer(data, _NUMBER, blocks + rows, at)
+        numbers = np.frombuffer(data[at:], _NUMBER)  # a copy: aligned, whatever the length of the pool's descriptor
         digests = bool(flags & 256)
         pool = data[_TICKET.size : at]
         body = numbers[:blocks], numbers[blocks:]

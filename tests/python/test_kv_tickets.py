@@ -13,7 +13,7 @@ from kv_sides import PAIRS, Side, connected, expected, same
 import hmc
 from hmc import kv
 from hmc.kv import _push, _receive
-from hmc.kv._wire import ABORT, END, INBOX, LAYER, START, STOP, Record, Ticket
+from hmc.kv._wire import ABORT, END, INBOX, LAYER, LEASE, START, STOP, Record, Ticket
 
 TOKENS = 64
 
@@ -28,6 +28,16 @@ def test_a_lease_is_read_once(kv_pair: Any) -> None:
         time.sleep(0.01)
     with pytest.raises(hmc.LeaseExpiredError):
         b.pool.pull(to_a, ticket, [0, 1, 2, 3]).wait(20)
+
+
+@pytest.mark.parametrize("length", range(4))
+def test_numbers_of_a_ticket_are_aligned(length: int) -> None:
+    numbers = np.array([7, 3, 11], np.uint32)
+    sent = Ticket(LEASE, b"p" * length, 1, 2, 0, 33, 4, 0, False, numbers, numbers[::-1], 5)
+    found = Ticket.decode(sent.encode(), LEASE)
+    assert (found.blocks.tolist(), found.rows.tolist()) == ([7, 3, 11], [11, 3, 7])
+    assert found.blocks.flags.aligned
+    assert found.rows.flags.aligned
 
 
 def test_an_old_reader_does_not_end_a_new_lease(kv_pair: Any) -> None:
