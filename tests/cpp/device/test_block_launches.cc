@@ -61,6 +61,10 @@ TEST_F(BlockLaunches, BetweenDevicesSomeAreLeftToOthers) {
   EXPECT_EQ(groups_of(20, BlockWay::between_devices), 20U);
 }
 
+TEST_F(BlockLaunches, ShortBlocksBetweenDevicesTakeAll) {
+  EXPECT_EQ(groups_of(132, BlockWay::between_devices, 64 * kib - 16), 132U);
+}
+
 TEST_F(BlockLaunches, OverPcieFewSuffice) { EXPECT_EQ(groups_of(132, BlockWay::over_bus), 16U); }
 
 TEST_F(BlockLaunches, SmallCopiesTakeNoMoreThanTheyHaveTiles) {
