@@ -68,7 +68,9 @@ class PageMove {
         lack = std::current_exception();
       }
     }
-    for (Work& work : posted.works) works.append(make_work(std::move(work)));  // also before an error: they are in flight
+    for (Work& work : posted.works) {  // also before an error: they are in flight
+      if (work.valid()) works.append(make_work(std::move(work)));
+    }
     if (lack) std::rethrow_exception(lack);
     check(status);
     return posted.runs ? std::optional(posted.bytes) : std::nullopt;
@@ -127,8 +129,8 @@ class PageMove {
         const bool last = at == all[i].source_offsets.size() && (i + 1 == all.size() || all[i + 1].bytes != bytes);
         if (held < most && !last) continue;
         HMC_ASSIGN(const BlockBatch batch, peer_.prepare_blocks(pairs, bytes));
-        HMC_ASSIGN(Work work, reading_ ? peer_.get_blocks(batch) : peer_.put_blocks(batch));
-        posted.works.push_back(std::move(work));
+        posted.works.emplace_back();  // before the post, behind which nothing may fail
+        HMC_ASSIGN(posted.works.back(), reading_ ? peer_.get_blocks(batch) : peer_.put_blocks(batch));
         posted.bytes += held * bytes;
         pairs.clear();
         held = 0;
