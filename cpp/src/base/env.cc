@@ -13,8 +13,7 @@ namespace hmc {
 namespace {
 
 constexpr auto table = std::to_array<EnvVariable>({
-    {"HMC_BLOCK_PROCESSORS", "0",
-     "Multiprocessors that copy blocks; 0: all, 32 for blocks from 64 KiB on between devices. Over PCIe at most 16."},
+    {"HMC_BLOCK_PROCESSORS", "0", "Multiprocessors that copy blocks; 0: all, 32 between devices from 64 KiB on. PCIe: at most 16."},
     {"HMC_CACHE", "", "Folder of figures of links that were measured, or `off`; unset: hmc in $XDG_CACHE_HOME or ~/.cache."},
     {"HMC_CHECK_MEMORY", "1", "0: allocate host memory without a look at how much there is."},
     {"HMC_CNCL_LIBRARY", "", "Path of Cambricon's CNCL (libcncl.so), as HMC_NCCL_LIBRARY."},
