@@ -188,7 +188,7 @@ class Ending:
         try:
             words = self._buffer.numpy(np.uint64)[: 1 + len(rows)]
             words[0] = ticket.generation
-            self._words = words  # the lease's generation, then those that were found
+            self._words = words  # the generation of the lease, then one read from each page's row
             self._batch = remote.prepared_rows(rows, 0, 1, self._buffer, 8)
             self._word = self._buffer[:8], _slot_words(remote.words, ticket.slot, END_WORD, 1)
         except BaseException:

@@ -74,7 +74,7 @@ TEST(ScheduleCache, KeepsTheLastOfEachRank) {
   EXPECT_EQ(barrier, cache.barrier(2));
 }
 
-// Calls that were made before are planned anew, with all that their plans have.
+// A call that was planned before is planned again once new figures are adopted.
 TEST(ScheduleCache, MeasuredFiguresDiscardWhatWasPlanned) {
   const std::vector<std::uint32_t> local{0, 1};
   ScheduleCache cache(2, local);
