@@ -116,9 +116,17 @@ class Listener:
 
     def _post(self, peer: Peer) -> None:
         words = np.zeros(RECORD_WORDS, WORDS)
-        work = peer.irecv(words, tag=self.tag)
-        self._posted[peer] = work
-        work.add_done_callback(lambda done: self._arrived(peer, done, words))
+        posted: list[Work] = []
+        try:
+            # In one call: what a signal's handler raises behind irecv() would leave a receive that takes a record and drops it.
+            posted.extend(map(peer.irecv, (words,), (self.tag,)))
+            self._posted[peer] = posted[0]
+            posted[0].add_done_callback(lambda done: self._arrived(peer, done, words))
+        except BaseException:
+            self._posted.pop(peer, None)
+            for work in posted:
+                work._withdraw()
+            raise
 
     def _arrived(self, peer: Peer, work: Work, words: np.ndarray) -> None:
         error: BaseException | None = work.error()
@@ -140,7 +148,7 @@ class Listener:
                     take(record)
                     record = None
             if error is not None:
-                del self._posted[peer]
+                self._posted.pop(peer, None)
                 self._begun.pop(peer, None)
                 self._answers.pop(peer, None)
                 for key in [key for key in self._takers if key[0] == peer]:

@@ -19,6 +19,7 @@ from opcodes import signalled_at
 
 import hmc
 from hmc import _process, _threaded, kv
+from hmc.kv import _listener
 from hmc.kv._blocks import Use
 
 pytestmark = pytest.mark.skipif(sys.version_info < (3, 11), reason="finds where Python looks for signals in its exception tables")
@@ -56,6 +57,19 @@ def settles(before: list[Any], *sides: Side) -> None:
 def end(leases: list[kv.Lease]) -> None:
     for lease in leases:
         lease.release()
+
+
+def in_listener(frame: FrameType) -> bool:
+    return frame.f_code.co_filename == _listener.__file__
+
+
+def pushes(a: Side, b: Side, to_a: Any, to_b: Any) -> None:
+    """A push between them comes to its end: what they say to each other is heard."""
+    inbox = b.pool.receive(to_a, [5], session="receives")
+    with a.pool.push(to_b, inbox.ticket, [6], session="s") as push:
+        for layer in range(3):
+            push.ready(layer, 60)
+    inbox.wait(60)
 
 
 def within(call: Callable[[], object]) -> None:
@@ -118,6 +132,23 @@ def test_an_interrupted_call_leaves_nothing(kv_pair: Any, call: str) -> None:
     assert a.pool.lease("s", [1], seconds=0.01).wait(60) == "expired"
     a.pool.close(60)
     b.pool.close(60)
+
+
+@pytest.mark.parametrize("call", ["push", "receive"])
+def test_a_peer_is_heard_after_an_interrupted_first_call(kv_pair: Any, call: str) -> None:
+    for step in range(200):
+        a, b, to_a, to_b = kv_pair(*PAIRS[0])
+        if call == "push":
+            ticket = b.pool.receive(to_a, [3], session="receives").ticket
+            interrupted = signalled_at(step, in_listener, partial(a.pool.push, to_b, ticket, [3], session="s"))
+        else:
+            interrupted = signalled_at(step, in_listener, partial(b.pool.receive, to_a, [3], session="receives"))
+        a.pool.free("s")
+        b.pool.free("receives")
+        pushes(a, b, to_a, to_b)
+        if not interrupted:
+            break
+    assert step > 5
 
 
 def test_an_interrupted_cancel_can_be_repeated(kv_pair: Any) -> None:
