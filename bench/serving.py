@@ -94,7 +94,7 @@ def other_process(tokens: int) -> None:
     ctx = hmc.Context()
     print(ctx.addresses[0], flush=True)
     peer = ctx.accept(timeout=30)
-    pool, memory = None, {}
+    pool, pages, memory = None, "", {}
     for line in sys.stdin:
         way, order, block, dtype, where, digest = json.loads(line)
         described = made(order, block, dtype, tokens)
@@ -102,10 +102,10 @@ def other_process(tokens: int) -> None:
             size = made("pages", 16, "bf16", tokens).buffer_bytes  # the largest
             memory[where] = ctx.buffer(size) if where == "mapped" else np.zeros(size, np.uint8)
             filled(memory[where].numpy() if where == "mapped" else memory[where])
-        if pool is not None and (pool.layout != described or pool.arrays[0] is not memory[where]):
+        if pool is not None and (pool.layout != described or pages != where):
             pool.close()
             pool = None
-        pool = pool or kv.Pool(ctx, memory[where], described)
+        pool, pages = pool or kv.Pool(ctx, memory[where], described), where
         begin = time.perf_counter()
         if way == "pull":
             ticket = pool.lease("bench", shuffled(described.blocks), seconds=600, digest=digest).ticket
