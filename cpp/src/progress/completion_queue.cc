@@ -67,6 +67,7 @@ void CompletionQueue::watch(const Work& work, std::uint64_t token) const {
   operation.on_complete_locked([weak = std::weak_ptr(state_), token](const Status&) {
     if (const auto state = weak.lock()) state->push(token);
   });
+  if (!operation.done()) operation.leave_unattended();
 }
 
 std::vector<std::uint64_t> CompletionQueue::drain() const {

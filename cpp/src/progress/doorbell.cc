@@ -71,7 +71,7 @@ void Doorbell::sleep(const Descriptors* descriptors, TimePoint until) noexcept {
       left.tv_sec = static_cast<time_t>(nanoseconds / 1'000'000'000);
       left.tv_nsec = static_cast<long>(nanoseconds % 1'000'000'000);
       timeout = &left;
-      if (descriptors != nullptr && nanoseconds < short_nap) sharp.emplace();
+      if (nanoseconds < short_nap) sharp.emplace();
     }
     const int count = ppoll(ready, descriptors != nullptr ? 2 : 1, timeout, nullptr);
     if (count > 0 && ready[0].revents != 0) {

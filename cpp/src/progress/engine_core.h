@@ -6,6 +6,7 @@
 // looks again every tick.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 
 #include "base/fork.h"
@@ -53,6 +54,9 @@ struct EngineCore {
   Kicks kicks;
   WatcherRole role;
   WaitPolicy wait_policy;
+  // Operations whose end a callback or a completion queue is told of. Nobody waits for them, so the watcher is not to be away for
+  // long.
+  std::atomic<std::uint32_t> unattended{0};
   Rounds rounds{role, kicks};  // guarded by the lock
   RetiredOwners retired;       // guarded by the lock
 };

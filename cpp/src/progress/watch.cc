@@ -12,15 +12,17 @@ namespace hmc {
 std::optional<Watch::Nap> Watch::round() {
   Kicks& kicks = core_.kicks;
   Rounds& rounds = core_.rounds;
+  const TimePoint begun = Deadline::Clock::now();
+  if (core_.unattended.load(std::memory_order_relaxed) != 0) pace_.saw_unattended(begun);
   const bool kicked = kicks.kicked();
   const bool wanted = kicks.watcher_wanted();
   const std::uint64_t driven = core_.drivers.driven();
   if (core_.drivers.present() || (pace_.drivers_came(driven) && !wanted)) {
     if (pace_.stand_aside(driven, kicked)) kicks.clear();
-    return standby(Nap{false, Deadline::Clock::now() + WatchPace::tick});
+    return standby(Nap{false, begun + pace_.standby_time(begun)});
   }
   pace_.go_ahead(driven);
-  if (pace_.leaves_to_posts(core_.drivers.posts(), Deadline::Clock::now())) {
+  if (pace_.leaves_to_posts(core_.drivers.posts(), begun)) {
     relax();
     return std::nullopt;
   }
@@ -28,7 +30,7 @@ std::optional<Watch::Nap> Watch::round() {
   if (core_.lock.try_lock()) {
     held = core_.lock.adopt();
   } else {
-    if (pace_.looks_again(Deadline::Clock::now())) {
+    if (pace_.looks_again(begun)) {
       relax();
       return std::nullopt;
     }
@@ -37,7 +39,9 @@ std::optional<Watch::Nap> Watch::round() {
   pace_.got_lock();
   kicks.answer_as_watcher();
   if (rounds.pollables().armed()) rounds.pollables().disarm();
+  const std::uint64_t before = core_.drivers.driven();
   const unsigned moved = rounds.run(true);
+  pace_.counted_itself(core_.drivers.driven() - before);
   RetiredOwners::Owners owners = core_.retired.take();
   const TimePoint now = Deadline::Clock::now();
   const bool kicked_since = kicks.take_linger();

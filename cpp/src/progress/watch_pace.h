@@ -5,6 +5,7 @@
 #include <chrono>
 #include <cstdint>
 #include <optional>
+#include <utility>
 
 #include "hmc/deadline.h"
 
@@ -17,6 +18,9 @@ class WatchPace {
 
   // How long drivers must have been away before the watcher polls: a wait that follows within a tick costs nobody a system call.
   static constexpr auto tick = std::chrono::milliseconds(1);
+  // Likewise where something is unattended, or was until unattended_time ago.
+  static constexpr Duration first_standby = std::chrono::microseconds(50), last_standby = std::chrono::microseconds(200);
+  static constexpr Duration unattended_time = std::chrono::milliseconds(10);
   // Polling goes on this long after something moved or was kicked, before every Pollable is armed ...
   static constexpr auto linger_time = std::chrono::milliseconds(1);
   // ... and this long after mere descriptor events (heartbeats, above all: they must not cost a millisecond of CPU each).
@@ -50,7 +54,20 @@ class WatchPace {
     if (!kicked) kicked_standbys_ = 0;
     return kicked && ++kicked_standbys_ > patient_standbys;
   }
-  void go_ahead(std::uint64_t driven) noexcept { driven_ = driven; }
+  // Operations are under way that no driver waits for. Whoever is told of their ends mostly begins further ones a moment later.
+  void saw_unattended(TimePoint now) noexcept { unattended_until_ = now + unattended_time; }
+  // How long it stands aside. Where something is unattended it looks soon whether drivers have left, and ever less often while they
+  // come: as long as they do they notice everything.
+  [[nodiscard]] Duration standby_time(TimePoint now) noexcept {
+    if (now >= unattended_until_) return tick;
+    return std::exchange(standby_, std::min(2 * standby_, last_standby));
+  }
+  void go_ahead(std::uint64_t driven) noexcept {
+    driven_ = driven;
+    standby_ = first_standby;
+  }
+  // The watcher's own round has retired owners, each of which counts as a driver.
+  void counted_itself(std::uint64_t count) noexcept { driven_ += count; }
   // `posts`: Drivers::posts().
   [[nodiscard]] bool leaves_to_posts(std::uint64_t posts, TimePoint now) noexcept {
     if (posts != posts_) {
@@ -95,6 +112,8 @@ class WatchPace {
 
  private:
   std::uint64_t driven_ = 0;
+  Duration standby_ = first_standby;
+  TimePoint unattended_until_{};
   std::uint64_t posts_ = 0;
   TimePoint posted_at_{};  // when it first saw that many
   TimePoint linger_until_{};

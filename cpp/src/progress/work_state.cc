@@ -25,6 +25,7 @@ void WorkState::complete(Status status) noexcept {
   status_ = std::move(status);
   done_.store(1, std::memory_order_release);
   engine_->wake_waiters();
+  if (unattended_) engine_->unattended().fetch_sub(1, std::memory_order_relaxed);
   if (hook_) std::exchange(hook_, nullptr)(status_);
   if (!hooks_.empty()) {
     for (auto& hook : std::exchange(hooks_, {})) hook(status_);
@@ -57,6 +58,7 @@ void WorkState::then(std::function<void(const Status&)> callback) {
     const auto lock = engine_->lock();
     if (!done()) {
       callbacks_.push_back(std::move(callback));
+      leave_unattended();
       return;
     }
   }
@@ -82,6 +84,10 @@ Status WorkState::withdraw() {
   Status stopped = withdraw_locked();
   if (stopped.code() != Code::would_block) return stopped;
   return {Code::unsupported, std::string(stopped.message())};
+}
+
+void WorkState::leave_unattended() noexcept {
+  if (!std::exchange(unattended_, true)) engine_->unattended().fetch_add(1, std::memory_order_relaxed);
 }
 
 void WorkState::on_complete_locked(std::function<void(const Status&)> hook) {

@@ -42,6 +42,8 @@ class WorkState : public Completion, public std::enable_shared_from_this<WorkSta
   Status cancel();
   Status withdraw();
   [[nodiscard]] const std::shared_ptr<Engine>& engine() const noexcept { return engine_; }
+  // Its end is told to somebody who does not wait for it. Lock held; not done.
+  void leave_unattended() noexcept;
   // Runs under the engine lock right at completion; for CompletionQueue and internal chaining. At once if done.
   void on_complete_locked(std::function<void(const Status&)> hook);
 
@@ -61,6 +63,7 @@ class WorkState : public Completion, public std::enable_shared_from_this<WorkSta
   std::vector<std::function<void(const Status&)>> hooks_;  // the others
   std::vector<std::function<void(const Status&)>> callbacks_;
   std::shared_ptr<WorkState> self_;
+  bool unattended_ = false;
 };
 
 // A Work that is complete from the start. Any thread, lock held or not.

@@ -27,6 +27,8 @@ TEST_P(CompletionQueueTest, FeedsAnEventLoop) {
   std::vector<std::shared_ptr<WorkState>> states;
   for (std::size_t i = 0; i < count; ++i) states.push_back(pending());
   for (std::size_t i = 0; i < count; ++i) queue.watch(Work(states[i]), i);
+  states[0]->then([](const Status&) {});  // counts once
+  EXPECT_EQ(engine_->unattended().load(), count);
   EXPECT_EQ(epoll_wait(epoll, &event, 1, 0), 0);
   std::vector<std::thread> threads;
   for (std::size_t t = 0; t < 2; ++t) {
@@ -44,6 +46,7 @@ TEST_P(CompletionQueueTest, FeedsAnEventLoop) {
     }
   }
   for (auto& thread : threads) thread.join();
+  EXPECT_EQ(engine_->unattended().load(), 0U);
   EXPECT_EQ(std::count(seen.begin(), seen.end(), 1), static_cast<std::ptrdiff_t>(count));
   EXPECT_EQ(epoll_wait(epoll, &event, 1, 0), 0);
   EXPECT_TRUE(queue.drain().empty());

@@ -15,6 +15,30 @@ TEST(WatchPace, NoticesDrivers) {
   EXPECT_FALSE(pace.drivers_came(1));
   pace.go_ahead(2);
   EXPECT_FALSE(pace.drivers_came(2));
+  pace.counted_itself(3);
+  EXPECT_FALSE(pace.drivers_came(5));
+  pace.counted_itself(1);
+  EXPECT_TRUE(pace.drivers_came(7));  // another one came before the round
+}
+
+TEST(WatchPace, StandsAsideForATickWhereNothingIsUnattended) {
+  WatchPace pace;
+  EXPECT_EQ(pace.standby_time(start), WatchPace::tick);
+  EXPECT_EQ(pace.standby_time(start), WatchPace::tick);
+}
+
+TEST(WatchPace, LooksSoonAndThenLessOftenWhereSomethingIsUnattended) {
+  WatchPace pace;
+  pace.saw_unattended(start);
+  EXPECT_EQ(pace.standby_time(start), WatchPace::first_standby);
+  EXPECT_EQ(pace.standby_time(start), 2 * WatchPace::first_standby);
+  for (int i = 0; i < 20; ++i) EXPECT_LE(pace.standby_time(start), WatchPace::last_standby);
+  EXPECT_EQ(pace.standby_time(start), WatchPace::last_standby);
+  pace.go_ahead(1);
+  EXPECT_EQ(pace.standby_time(start), WatchPace::first_standby);
+  // Who is told of an end begins the next operation a moment later.
+  EXPECT_LT(pace.standby_time(start + WatchPace::unattended_time - std::chrono::nanoseconds(1)), WatchPace::tick);
+  EXPECT_EQ(pace.standby_time(start + WatchPace::unattended_time), WatchPace::tick);
 }
 
 TEST(WatchPace, ClearsAKickThatDriversKeepServing) {

@@ -83,6 +83,35 @@ TEST_F(WatchTest, StandsAsideOnceForDriversThatCameAndWent) {
   EXPECT_EQ(polls_, 1);
 }
 
+TEST_F(WatchTest, TakesWhatItsOwnRoundCountsForNoDriver) {
+  moves_ = true;
+  poller_.on_poll = [this] {
+    ++polls_;
+    core_.drivers.count();  // as Engine::retire() does, for owners of what has ended in the round
+    return moves_;
+  };
+  EXPECT_FALSE(watch_.round());
+  moves_ = false;
+  EXPECT_FALSE(watch_.round());  // lingers: no standby
+  EXPECT_EQ(polls_, 2);
+}
+
+TEST_F(WatchTest, StandsAsideForAShortTimeWhereSomethingIsUnattended) {
+  const auto standby = [this] {
+    core_.drivers.count();
+    const auto begun = Deadline::Clock::now();
+    const auto nap = watch_.round();
+    return nap ? nap->until - begun : WatchPace::Duration::max();
+  };
+  EXPECT_GE(standby(), WatchPace::tick);
+  core_.unattended.store(1);
+  const auto from = Deadline::Clock::now();
+  auto least = standby();
+  while (Deadline::Clock::now() - from < std::chrono::seconds(5) && least >= WatchPace::tick) least = std::min(least, standby());
+  EXPECT_LT(least, WatchPace::tick);
+  EXPECT_EQ(polls_, 0);
+}
+
 TEST_F(WatchTest, ServesAKickThoughDriversCome) {
   core_.drivers.count();
   core_.kicks.kick();

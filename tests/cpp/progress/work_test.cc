@@ -42,9 +42,13 @@ TEST_P(WorkTest, CompletesOnceAndKeepsTheFirstOutcome) {
     const auto lock = engine_->lock();
     state->on_complete_locked([&](const Status&) { ++hooks; });
   }
+  EXPECT_EQ(engine_->unattended().load(), 0U);
   state->then([&](const Status&) { ++callbacks; });
+  EXPECT_EQ(engine_->unattended().load(), 1U);
   complete(*state);
+  EXPECT_EQ(engine_->unattended().load(), 0U);
   complete(*state, {Code::peer_lost, "late"});
+  EXPECT_EQ(engine_->unattended().load(), 0U);
   EXPECT_TRUE(state->status().ok());
   EXPECT_TRUE(eventually([&] { return callbacks.load() == 1; }));
   EXPECT_EQ(hooks, 1);
