@@ -151,7 +151,10 @@ class Push(Transfer):
         self._pool.listener.end(self._peer, self._ticket.generation, self._noted)
 
     def _noted(self, found: Record | BaseException) -> None:
-        self._events.put(("record", found))
+        if isinstance(found, Record) and found.kind == CREDIT:
+            self._credited()  # here: each thread on the way to ready() would take its time
+        else:
+            self._events.put(("record", found))
 
     def _ended(self) -> None:
         with self._lock:
@@ -254,9 +257,7 @@ class Push(Transfer):
         """Handles a record and returns its kind."""
         if isinstance(found, BaseException):
             raise self._lost(found)
-        if found.kind == CREDIT:
-            self._credited()
-        elif found.kind == STOP:
+        if found.kind == STOP:
             raise HmcCancelledError(f"the receiver stopped the push of session {self.session!r}; its own error says why")
         elif found.kind == REFUSED:
             raise self._refused()
