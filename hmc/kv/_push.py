@@ -259,9 +259,9 @@ class Push(Transfer):
             raise self._lost(found)
         if found.kind == STOP:
             raise HmcCancelledError(f"the receiver stopped the push of session {self.session!r}; its own error says why")
-        elif found.kind == REFUSED:
+        if found.kind == REFUSED:
             raise self._refused()
-        elif found.kind != GO and not (found.kind == ACCEPTED and self._complete):
+        if found.kind != GO and not (found.kind == ACCEPTED and self._complete):
             raise ProtocolError(f"push of session {self.session!r}: a receiver does not send a record of kind {found.kind} now")
         return found.kind
 
