@@ -51,7 +51,7 @@ class Engine final : public std::enable_shared_from_this<Engine> {
   // One round over Pollables (descriptors and timers every few rounds). True if anything moved.
   bool poll_once();
   [[nodiscard]] Posting& posting() noexcept { return posting_; }
-  // How many operations nobody waits for, but is told of: see EngineCore. Any thread.
+  // EngineCore::unattended. Any thread.
   [[nodiscard]] std::atomic<std::uint32_t>& unattended() noexcept { return core_.unattended; }
   // Something was queued that a poll() must pick up: see that somebody polls (waiter, else background thread). Cheap when somebody
   // does. Not needed by a caller that drives right after.

@@ -54,8 +54,7 @@ struct EngineCore {
   Kicks kicks;
   WatcherRole role;
   WaitPolicy wait_policy;
-  // Operations whose end a callback or a completion queue is told of. Nobody waits for them, so the watcher is not to be away for
-  // long.
+  // Pending operations with a callback or a completion queue. No thread may wait for them, so the watcher must look often.
   std::atomic<std::uint32_t> unattended{0};
   Rounds rounds{role, kicks};  // guarded by the lock
   RetiredOwners retired;       // guarded by the lock

@@ -54,7 +54,7 @@ class WatchPace {
     if (!kicked) kicked_standbys_ = 0;
     return kicked && ++kicked_standbys_ > patient_standbys;
   }
-  // Operations are under way that no driver waits for. Whoever is told of their ends mostly begins further ones a moment later.
+  // EngineCore::unattended is not 0. A callback often posts the next operation: unattended_time bridges the gap in between.
   void saw_unattended(TimePoint now) noexcept { unattended_until_ = now + unattended_time; }
   // How long it stands aside. Where something is unattended it looks soon whether drivers have left, and ever less often while they
   // come: as long as they do they notice everything.

@@ -42,7 +42,7 @@ class WorkState : public Completion, public std::enable_shared_from_this<WorkSta
   Status cancel();
   Status withdraw();
   [[nodiscard]] const std::shared_ptr<Engine>& engine() const noexcept { return engine_; }
-  // Its end is told to somebody who does not wait for it. Lock held; not done.
+  // Counts it in EngineCore::unattended until it completes. Idempotent. Engine lock held; not done.
   void leave_unattended() noexcept;
   // Runs under the engine lock right at completion; for CompletionQueue and internal chaining. At once if done.
   void on_complete_locked(std::function<void(const Status&)> hook);

@@ -36,7 +36,7 @@ TEST(WatchPace, LooksSoonAndThenLessOftenWhereSomethingIsUnattended) {
   EXPECT_EQ(pace.standby_time(start), WatchPace::last_standby);
   pace.go_ahead(1);
   EXPECT_EQ(pace.standby_time(start), WatchPace::first_standby);
-  // Who is told of an end begins the next operation a moment later.
+  // Between the end of an operation and the next one that its callback posts.
   EXPECT_LT(pace.standby_time(start + WatchPace::unattended_time - std::chrono::nanoseconds(1)), WatchPace::tick);
   EXPECT_EQ(pace.standby_time(start + WatchPace::unattended_time), WatchPace::tick);
 }
