@@ -257,6 +257,18 @@ class Cache:
             self._scratch.give(copy)
         return found
 
+    def load(self, chunk: Chunk, there: Sequence[Any], position: int, digest: bool) -> int:
+        """Converts the tokens of a chunk from arrays of the other cache that the CPU can load into these arrays, of the CPU.
+
+        Returns the digest of what was read, or 0.
+        """
+        far, near = chunk.far, chunk.near
+        first: dict[str, Any] = {"source_first": far.first, "target_first": near.first, "position": position}
+        where: dict[str, Any] = {"layers": chunk.packed.layers, "heads": chunk.packed.heads, **first}
+        return layouts.convert(
+            far.layout, there, far.blocks, self.layout, self.buffers, near.blocks, chunk.tokens, **where, digest=digest
+        )
+
     @contextmanager
     def _on_device(self, buffer: ConnBuffer, nbytes: int) -> Iterator[Any]:
         """``buffer``, or memory of the device in its place."""

@@ -8,12 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hmc._core import PageMove, Peer, StreamMark, Work
 from hmc._streams import wait_for
 from hmc._waits import SLICE, drained
 from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError, PeerLostError, StaleBufferError
-from hmc.kv._moves import SHORT, Chunk, InFlight, Side, chunks, common, groups
+from hmc.kv._moves import LOADED, SHORT, Chunk, InFlight, Side, chunks, common, groups
 from hmc.kv._remote import END_WORD, Ending, RemotePool, end_lease, finish
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import Ticket
@@ -66,6 +67,7 @@ class Pull:
         self.behind = behind
         self.remote: RemotePool | None = None
         self.ending: Ending | None = None
+        self.there: list[NDArray[np.uint8]] | None = None  # the peer's arrays, where the CPU can load them
         self.beats = 0
         self.beating: list[Work] = []  # heartbeats in flight
         self.last_beat = time.monotonic()
@@ -154,6 +156,11 @@ class Pull:
         self, remote: RemotePool, source: Side, rows: Any, verify: bool, layers: tuple[int, int], heads: tuple[int, int]
     ) -> int | None:
         """Reads the layers. Returns the sum of the digests that what is read is checked against."""
+        if self.pool.cache.on_cpu:
+            self.there = remote.loadable()
+        if verify and self.there is not None:  # digested as it is copied
+            self._load(remote, source, layers, verify)
+            return self._digest_of_lease(remote, rows, layers, heads)
         wanted = None
         chunk_bytes = self.pool.cache.chunk_bytes if verify else 0
         flight = InFlight(2, partial(self._arrived, remote, heads, verify))
@@ -181,6 +188,9 @@ class Pull:
         return self._digest_of_lease(remote, rows, layers, heads) if verify and wanted is None else wanted
 
     def _convert(self, remote: RemotePool, source: Side, layers: tuple[int, int], verify: bool) -> None:
+        if self.there is not None:
+            self.bytes_converted += self._load(remote, source, layers, verify)
+            return
         cache = self.pool.cache
         flight = InFlight(1, partial(self._written, remote, verify))
         try:
@@ -197,6 +207,19 @@ class Pull:
             flight.drain()
         finally:
             flight.give_up(self._drop)
+
+    def _load(self, remote: RemotePool, source: Side, layers: tuple[int, int], verify: bool) -> int:
+        """Copies and converts layers from where they lie in the peer's memory. Returns how many bytes it has read."""
+        assert self.there is not None
+        read = 0
+        for chunk in chunks(self.target, source, self.tokens, layers, LOADED):
+            self.transfer._check_cancelled()
+            self._beat(remote)
+            self.digest += self.pool.cache.load(chunk, self.there, self.skip + chunk.token, verify)
+            block_bytes = chunk.packed.buffer_bytes // len(chunk.far.blocks)
+            read += block_bytes * chunk.tokens // source.layout.block
+        self.bytes_read += read
+        return read
 
     def _posted(
         self, remote: RemotePool, move: PageMove, what: Any, layers: tuple[int, int] = (0, 0), shortest: int = 0

@@ -21,13 +21,20 @@ const std::int16_t* keys_of(std::uint64_t dim, std::size_t element) noexcept {
 
 constexpr std::size_t parts_per_thread = 4;  // threads are not equally fast
 
-// Calls carry_out(part) for all parts of a walk of elements of `layout`, on several threads where it is long.
-template <class CarryOut>
-void in_parts(const Walk& walk, const Layout& layout, const CarryOut& carry_out) {
+// Targets of at least this many bytes are written past the cache: they would evict everything else.
+constexpr std::uint64_t streaming_bytes = 8 << 20;
+
+std::uint64_t bytes_of(const Walk& walk, const Layout& layout) noexcept {
   std::uint64_t tokens = 0;
   for (const TokenSpan& span : walk.spans) tokens += span.count;
   const std::uint64_t of_token = layout.extent(LayoutAxis::dim) * layout.extent(LayoutAxis::kv) * layout.element();
-  const std::size_t threads = threads_for(walk.layers.count * walk.heads.count * tokens * of_token);
+  return walk.layers.count * walk.heads.count * tokens * of_token;
+}
+
+// Calls carry_out(part) for all parts of a walk of elements of `layout`, on several threads where it is long.
+template <class CarryOut>
+void in_parts(const Walk& walk, const Layout& layout, const CarryOut& carry_out) {
+  const std::size_t threads = threads_for(bytes_of(walk, layout));
   if (threads == 1) return carry_out(WalkPart{walk.layers, walk.spans});
   const auto parts = parts_of(walk, threads * parts_per_thread);
   in_parallel(threads, parts.size(), [&](std::size_t i) { carry_out(parts[i]); });
@@ -45,6 +52,7 @@ class Conversion {
     read_ = columns ? TileStrides{from_size, longest_span * from_size} : TileStrides{dims * from_size, from_size};
     written_ = columns ? TileStrides{to_size, longest_span * to_size} : TileStrides{dims * to_size, to_size};
     columns_ = columns;
+    streams_ = from_.column == from_size && to_.column == to_size && bytes_of(walk, move.target) >= streaming_bytes;
   }
 
   std::uint64_t run(const WalkPart& part, std::span<const std::span<const std::byte>> source,
@@ -69,6 +77,7 @@ class Conversion {
       }
       if (digest_) total_ += weigh({sums.data(), span.count}, layer, kv, head, move_.position + span.token);
     });
+    if (streams_) kernels_.end_stream();
     return total_;
   }
 
@@ -77,8 +86,12 @@ class Conversion {
   void copy_tile(std::byte* to, const std::byte* from, std::uint64_t tokens, Sums& sums) const noexcept {
     const std::size_t size = move_.source.element();
     for (const DimPiece& piece : walk_.pieces) {
+      const std::int16_t* const keys = keys_of(piece.dim, size);
+      if (streams_ && kernels_.stream(digest_ ? sums.data() : nullptr, to + piece.target, to_.row, from + piece.source, from_.row,
+                                      tokens, piece.count * size, size, keys))
+        continue;
       kernels_.copy(to + piece.target, to_, from + piece.source, from_, tokens, piece.count, size);
-      if (digest_) kernels_.digest(sums.data(), to + piece.target, to_, tokens, piece.count, size, keys_of(piece.dim, size));
+      if (digest_) kernels_.digest(sums.data(), to + piece.target, to_, tokens, piece.count, size, keys);
     }
   }
 
@@ -105,6 +118,7 @@ class Conversion {
   const TileStrides from_, to_;
   TileStrides read_, written_;  // of the tile before and after the cast
   bool columns_ = false;
+  bool streams_ = false;
   const TileKernels& kernels_ = tile_kernels();
   std::unique_ptr<std::byte[]> in_, out_;
   std::uint64_t total_ = 0;

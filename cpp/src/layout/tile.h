@@ -28,6 +28,13 @@ struct TileKernels {
   // sums[row] += sum over columns of bits x key, mod 2^32. keys: of the first column, one per 1 or 2 bytes of an element.
   void (*digest)(std::uint32_t* sums, const std::byte* at, TileStrides strides, std::size_t rows, std::size_t columns,
                  std::size_t size, const std::int16_t* keys) noexcept;
+  // copy() of rows that are contiguous on both sides, past the cache, and digest() of what was copied where `sums` is not null.
+  // Strides and `bytes` are of rows. False where alignment or length do not suit it: nothing was done then. Call end_stream() once
+  // after all.
+  bool (*stream)(std::uint32_t* sums, std::byte* to, std::size_t to_stride, const std::byte* from, std::size_t from_stride,
+                 std::size_t rows, std::size_t bytes, std::size_t size, const std::int16_t* keys) noexcept;
+  // Orders what was streamed before the caller's next stores.
+  void (*end_stream)() noexcept;
   // to[i] = from[i] x factor, of contiguous elements.
   void (*cast)(std::byte* to, DataType to_type, const std::byte* from, DataType from_type, std::size_t count,
                float factor) noexcept;

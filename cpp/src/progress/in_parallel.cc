@@ -82,7 +82,7 @@ class Parts {
 std::size_t threads_for(std::uint64_t bytes) {
   if (bytes < 2 * bytes_per_thread) return 1;
   const std::size_t processors = std::max(std::thread::hardware_concurrency(), 1U);
-  const auto usual = static_cast<std::int64_t>(std::clamp<std::size_t>(processors / 2, 1, 8));
+  const auto usual = static_cast<std::int64_t>(std::clamp<std::size_t>(processors / 2, std::min<std::size_t>(processors, 2), 8));
   const auto most = static_cast<std::uint64_t>(env_integer("HMC_CPU_THREADS", usual, 1, most_threads));
   return static_cast<std::size_t>(std::min(most, bytes / bytes_per_thread));
 }

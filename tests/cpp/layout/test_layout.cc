@@ -197,6 +197,45 @@ TEST(LayoutTiles, VectorsGiveTheSameBits) {
   }
 }
 
+TEST(LayoutTiles, StreamedRowsAreCopiedAndDigestedAlike) {
+  EXPECT_FALSE(tile_baseline.stream(nullptr, nullptr, 0, nullptr, 0, 0, 0, 1, dimension_keys()));
+  if (&tile_kernels() != &tile_avx2) GTEST_SKIP() << "no AVX2 on this machine";
+  std::mt19937 random(4);
+  int streamed = 0;
+  for (int round = 0; round < 600; ++round) {
+    const std::size_t size = std::size_t{1} << random() % 3, rows = random() % 65;
+    const std::size_t bytes = random() % 4 == 0 ? size * (1 + random() % 70) : 32 * (1 + random() % 9);
+    const std::size_t to_stride = bytes + (random() % 4 == 0 ? random() % 40 : 16 * (random() % 3)),
+                      from_stride = bytes + random() % 40;
+    const std::size_t at = random() % 4 == 0 ? random() % 64 : 16 * (random() % 4);
+    const std::vector<std::byte> source = random_bytes(3 + (rows + 1) * from_stride, static_cast<std::uint32_t>(random()));
+    struct alignas(64) Line {
+      std::byte bytes[64];
+    };
+    const std::size_t nbytes = at + (rows + 1) * to_stride;
+    std::vector<Line> room((nbytes + 63) / 64);
+    std::byte* const to = room.front().bytes;
+    std::vector<std::byte> before = random_bytes(nbytes, static_cast<std::uint32_t>(random()));
+    std::memcpy(to, before.data(), nbytes);
+    std::vector<std::uint32_t> found(rows, 5), wanted(rows, 5);
+    const bool digests = random() % 2 == 0;
+    const bool done = tile_avx2.stream(digests ? found.data() : nullptr, to + at, to_stride, source.data() + 3, from_stride, rows,
+                                       bytes, size, dimension_keys());
+    tile_avx2.end_stream();
+    EXPECT_EQ(done, bytes % 32 == 0 && to_stride % 16 == 0 && at % 16 == 0);
+    if (done) {
+      ++streamed;
+      for (std::size_t row = 0; row < rows; ++row)
+        std::memcpy(before.data() + at + row * to_stride, source.data() + 3 + row * from_stride, bytes);
+      if (digests)
+        tile_baseline.digest(wanted.data(), source.data() + 3, {from_stride, size}, rows, bytes / size, size, dimension_keys());
+    }
+    ASSERT_EQ(found, wanted);
+    ASSERT_EQ(0, std::memcmp(to, before.data(), nbytes)) << round;  // nothing beside the rows either
+  }
+  EXPECT_GT(streamed, 100);
+}
+
 TEST(LayoutTiles, CastsGiveTheSameBits) {
   if (&tile_kernels() != &tile_avx2) GTEST_SKIP() << "no AVX2 on this machine";
   constexpr std::array types{DataType::f16,       DataType::bf16,        DataType::f32,
