@@ -18,7 +18,7 @@ from hmc._core import Memory
 from hmc.errors import UnsupportedError
 from hmc.layout import Layout
 
-__all__ = ["Band", "Contents", "Grid"]
+__all__ = ["Band", "Contents", "Grid", "Strided"]
 
 #: Bytes of the CPU, or memory of a device.
 Contents = NDArray[np.uint8] | Memory
@@ -44,6 +44,13 @@ class Band(NamedTuple):
     last: int
     at: int
     nbytes: int
+
+
+class Strided(NamedTuple):
+    """Rows in CPU memory, ``stride`` bytes apart."""
+
+    data: NDArray[np.uint8]
+    stride: int
 
 
 class Grid:
@@ -113,6 +120,17 @@ class Grid:
             count = min(_MOST, rows - start)
             for described, offset in self._pieces(first, last, stride, count, False):
                 total += layout.digest(described, data[start * stride + offset :], [0], count, position=first_row + start)
+        return total & _MASK
+
+    def copied(self, source: Strided, target: Strided, first_row: int, rows: int, first: int, last: int) -> int:
+        """Copies chunks [first, last) of some rows, and returns the digest of the copy: as digest(), in one pass. CPU memory."""
+        total = 0
+        for start in range(0, rows, _MOST):
+            count = min(_MOST, rows - start)
+            pieces = zip(*(self._pieces(first, last, side.stride, count, False) for side in (source, target)), strict=True)
+            for (read, offset), (written, _) in pieces:
+                from_, to = (side.data[start * side.stride + offset :] for side in (source, target))
+                total += layout.convert(read, from_, [0], written, to, [0], count, position=first_row + start, digest=True)
         return total & _MASK
 
     def chunks_of(self, column: int, columns: int) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from hmc._core import ConnBuffer, Work
 from hmc.errors import CorruptError
 from hmc.weights._cells import Box, Cell, groups_of, pieces_of, widened
 from hmc.weights._compute import cast, contents_of, digest_of
+from hmc.weights._digest import Strided
 from hmc.weights._excerpt import Digests
 from hmc.weights._manifest import Shard
 from hmc.weights._parts import WORDS, Part
@@ -84,6 +85,7 @@ class Move:
         else:
             self._blocks = remote.blocks()
         self.shadow = shadow
+        self._loaded: list[int] = []  # the digests of the groups, where post() has read them
 
     @property
     def staged_bytes(self) -> int:
@@ -98,8 +100,13 @@ class Move:
         made = [Cell(self.cell.part, piece, 0, self.cell.shards) for piece in pieces]
         return [Move(one, self.place, self.source, self.shard, self.shadow, self.verify, self.digested) for one in made]
 
-    def post(self, stage: ConnBuffer | None, at: int) -> Work:
-        """Begins to read, into the shadow or to byte ``at`` of the stage."""
+    def post(self, stage: ConnBuffer | None, at: int) -> Work | None:
+        """Begins to read, into the shadow or to byte ``at`` of the stage. None: it has read."""
+        if self.direct and self.verify and self.shadow.device == "cpu":
+            there = self.source.buffers[self.shard.buffer].loadable()
+            if there is not None:
+                self._load(there)
+                return None
         if self.direct:
             return _posted(self.source, self._prepared)
         assert stage is not None
@@ -108,6 +115,17 @@ class Move:
         return _posted(
             self.source, _prepared(self.source, [(stage, local, self.source.buffers[self.shard.buffer], offsets)], block)
         )
+
+    def _load(self, there: NDArray[np.uint8]) -> None:
+        """Copies from where the elements lie in the source's memory, and digests the copy in the same pass."""
+        grid, box, whole = self.shard.grid, self.box, self.shard.extents
+        here, columns = contents_of(self.shadow)[self.place.offset :], self.place.extents[-1]
+        self._loaded = []
+        for group in groups_of(box, whole, self.target.at, self.place.extents):
+            source = Strided(there[(group.first * whole[-1] + box.at[-1]) * grid.itemsize :], whole[-1] * grid.itemsize)
+            target = Strided(here[(group.other * columns + self.target.at[-1]) * grid.itemsize :], columns * grid.itemsize)
+            chunks = grid.chunks_of(box.at[-1], box.extents[-1])
+            self._loaded.append(grid.copied(source, target, group.first, group.rows, *chunks))
 
     def check(self, digests: Digests, stage: ConnBuffer | None, at: int) -> None:
         """Compares what arrived with the source's digests. CorruptError where they differ."""
@@ -120,9 +138,14 @@ class Move:
             assert stage is not None
             data, base, where = contents_of(stage), at, Box((0,) * len(box.at), box.extents)
             columns, extents = box.extents[-1], box.extents
-        for group in groups_of(box, self.shard.extents, where.at, extents):
+        loaded, self._loaded = self._loaded, []
+        for number, group in enumerate(groups_of(box, self.shard.extents, where.at, extents)):
             start = base + (group.other * columns + where.at[-1]) * grid.itemsize
-            found = digest_of(grid, data[start:], columns * grid.itemsize, group.first, group.rows, *chunks)
+            found = (
+                loaded[number]
+                if loaded
+                else digest_of(grid, data[start:], columns * grid.itemsize, group.first, group.rows, *chunks)
+            )
             wanted = digests.expected(self.digested, group, chunks)
             if found != wanted:
                 raise CorruptError(

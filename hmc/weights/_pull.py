@@ -136,7 +136,8 @@ class Flight:
         at, room = 0, 0 if self.stage is None else self.stage.nbytes
         while self._left and (at == 0 or at + self._left[0].staged_bytes <= room):
             move = self._left.popleft()
-            self.works.append(move.post(self.stage, at))
+            if (work := move.post(self.stage, at)) is not None:
+                self.works.append(work)
             self.moves.append(move)
             self.places.append(at)
             at += move.staged_bytes

@@ -134,11 +134,12 @@ def kv_pair() -> Iterator[Any]:
         yield lambda *layouts, **more: open_sides.enter_context(connected(*layouts, **more))
 
 
-@pytest.fixture(params=["shm", "tcp"])
+@pytest.fixture(params=[("shm", False), ("shm", True), ("tcp", False)], ids=["shm", "shm-mapped", "tcp"])
 def lab(request: pytest.FixtureRequest) -> Iterator[Lab]:
+    transports, mapped = request.param
     with contextlib.ExitStack() as end:
-        ctx = end.enter_context(hmc.Context(transports=request.param, heartbeat=60))
-        yield Lab(ctx, request.param, end)
+        ctx = end.enter_context(hmc.Context(transports=transports, heartbeat=60))
+        yield Lab(ctx, transports, end, mapped)
 
 
 @pytest.fixture

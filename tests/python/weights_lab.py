@@ -20,13 +20,15 @@ NAMES = list(MODEL)
 class Lab:
     """A Context, and sources that end with the test."""
 
-    def __init__(self, ctx: hmc.Context, transports: str, end: contextlib.ExitStack) -> None:
+    def __init__(self, ctx: hmc.Context, transports: str, end: contextlib.ExitStack, mapped: bool = False) -> None:
+        """``mapped``: sources have their weights in memory of HMC, from which a pull loads."""
         self.ctx = ctx
         self.transports = transports
+        self.mapped = mapped
         self._end = end
 
     def source(self, *given: Any, **more: Any) -> Source:
-        made = Source(*given, transports=self.transports, **more)
+        made = Source(*given, transports=self.transports, **{"mapped": self.mapped, **more})
         self._end.callback(made.close)
         return made
 
