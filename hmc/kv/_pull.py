@@ -213,8 +213,7 @@ class Pull:
         assert self.there is not None
         read = 0
         for chunk in chunks(self.target, source, self.tokens, layers, LOADED):
-            self.transfer._check_cancelled()
-            self._beat(remote)
+            self._hold(remote)
             self.digest += self.pool.cache.load(chunk, self.there, self.skip + chunk.token, verify)
             block_bytes = chunk.packed.buffer_bytes // len(chunk.far.blocks)
             read += block_bytes * chunk.tokens // source.layout.block
@@ -275,7 +274,7 @@ class Pull:
             self.pool.scratch.give(reads.buffer)
 
     def _hold(self, remote: RemotePool) -> None:
-        """Keeps the lease while the pages' streams have not come so far."""
+        """Keeps the lease while nothing is in flight. Raises what ends the pull."""
         self.transfer._check_cancelled()
         if not self.peer.alive:
             raise PeerLostError(f"pull of session {self.transfer.session!r}: the owner of its lease, {self.peer.name}, is lost")

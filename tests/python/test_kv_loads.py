@@ -1,0 +1,218 @@
+"""Pulls of hmc.kv whose pages are memory of HMC on this host: they are read where they lie."""
+
+from __future__ import annotations
+
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from kv_process import OTHER, TEXT, this_process
+from kv_sides import DTYPE, PAIRS, expected, same
+
+import hmc
+from hmc.kv import _cache, _pull
+from hmc.kv._moves import common
+
+SOON = 20  # seconds; the promise is one, on a machine that is not overloaded
+
+
+@pytest.fixture
+def loads(monkeypatch: pytest.MonkeyPatch) -> list[Callable[[], None]]:
+    """What is called before each load; empty at first. Pulls load about a block at a time."""
+    calls: list[Callable[[], None]] = [lambda: None]
+    real = _cache.Cache.load
+
+    def load(*given: Any) -> int:
+        calls[0]()
+        return real(*given)
+
+    monkeypatch.setattr(_cache.Cache, "load", load)
+    monkeypatch.setattr(_pull, "LOADED", 1 << 12)
+    return calls
+
+
+def counted(calls: list[Callable[[], None]]) -> list[None]:
+    """One item for each load."""
+    found: list[None] = []
+    calls[0] = lambda: found.append(None)
+    return found
+
+
+@pytest.fixture
+def sides(kv_pair: Any) -> Any:
+    """Makes two sides whose first one has its pages in memory of HMC."""
+
+    def make(*layouts: str) -> Any:
+        found = kv_pair(*layouts, devices=("cpu", "cpu"), transports="shm")
+        found[0].use_memory_of_hmc()
+        return found
+
+    return make
+
+
+@pytest.mark.parametrize("layouts", PAIRS)
+@pytest.mark.parametrize("verify", [True, False])
+def test_every_pair_of_layouts_arrives_whole(
+    sides: Any, loads: list[Callable[[], None]], layouts: tuple[str, str], verify: bool
+) -> None:
+    a, b, to_a, _ = sides(*layouts)
+    seen = counted(loads)
+    mine, blocks = [7, 2, 9, 4, 0, 3][: 96 // a.layout.block], [3, 0, 5, 7, 1, 8][: -(-96 // b.layout.block)]
+    wanted = expected(a, mine, b, blocks, 96)
+    lease = a.pool.lease("s", mine)
+    b.pool.pull(to_a, lease.ticket, blocks, tokens=96, verify=verify, session="t").wait(60)
+    same(b, wanted)
+    assert lease.wait(20) == "read"
+    layers, heads = common(a.layout.layers, b.layout.layers)[1], common(a.layout.heads, b.layout.heads)[1]
+    row = a.layout.kv * a.layout.dims * DTYPE[a.layout.dtype]
+    assert b.pool.counters("t")["bytes_read"] == 96 * layers * heads * row
+    if verify:
+        assert len(seen) > 1
+
+
+def test_a_pull_begins_and_ends_within_blocks(sides: Any, loads: list[Callable[[], None]]) -> None:
+    a, b, to_a, _ = sides(*PAIRS[2])
+    seen = counted(loads)
+    wanted = expected(a, [5, 1, 2], b, [6, 3], 32, source_first=16, target_first=16)
+    lease = a.pool.lease("s", [5, 1, 2], tokens=48)
+    b.pool.pull(to_a, lease.ticket, [6, 3], first=16, skip=16, tokens=32).wait(20)
+    same(b, wanted)
+    assert len(seen) > 1
+
+
+def test_pages_that_change_while_they_are_read_are_found(sides: Any, loads: list[Callable[[], None]]) -> None:
+    a, b, to_a, _ = sides(*PAIRS[0])
+    lease = a.pool.lease("s", [1, 2, 3])
+    changes = iter(range(1000))
+
+    def change() -> None:
+        if next(changes) == 2:
+            for array in a.arrays:
+                array[:] ^= 0x40
+
+    loads[0] = change
+    with pytest.raises(hmc.CorruptError):
+        b.pool.pull(to_a, lease.ticket, [4, 5, 6]).wait(20)
+    assert lease.wait(20) == "read"
+
+
+def test_a_cancelled_pull_writes_no_more(sides: Any, loads: list[Callable[[], None]]) -> None:
+    a, b, to_a, _ = sides(*PAIRS[4])
+    seen = counted(loads)
+    reached, go = threading.Event(), threading.Event()
+    count = loads[0]
+
+    def wait() -> None:
+        count()
+        if len(seen) == 2:
+            reached.set()
+            assert go.wait(20)
+
+    loads[0] = wait
+    lease = a.pool.lease("s", [1, 2, 3, 4])
+    pull = b.pool.pull(to_a, lease.ticket, [4, 5, 6, 7], tokens=64)
+    assert reached.wait(20)
+    pull.cancel()
+    go.set()
+    with pytest.raises(hmc.HmcCancelledError):
+        pull.wait(20)
+    before = [array.copy() for array in b.arrays]
+    assert len(seen) == 2
+    assert lease.wait(20) in ("read", "released")
+    time.sleep(0.05)
+    same(b, before)
+
+
+@pytest.mark.parametrize("what", ["pool", "buffers", "context", "reader's pool"])
+def test_what_is_closed_amid_a_pull(sides: Any, loads: list[Callable[[], None]], what: str) -> None:
+    a, b, to_a, _ = sides(*PAIRS[2])
+    seen = counted(loads)
+    count = loads[0]
+    lease = a.pool.lease("s", [1, 2, 3, 4])
+    closed = threading.Event()
+    closer: list[threading.Thread] = []
+
+    def close() -> None:
+        if what == "pool":
+            a.pool.close()
+        elif what == "buffers":
+            for buffer in list(a.pool.cache.buffers):
+                buffer.close(20)
+        elif what == "context":
+            a.ctx.close()
+        else:
+            b.pool.close()
+        closed.set()
+
+    def close_once() -> None:
+        count()
+        if len(seen) == 2:
+            closer.append(threading.Thread(target=close))
+            closer[0].start()
+            if what != "reader's pool":
+                assert closed.wait(SOON)
+
+    loads[0] = close_once
+    pull = b.pool.pull(to_a, lease.ticket, [4, 5])
+    if what == "buffers":  # the lease lasts: what was read is whole
+        pull.wait(SOON)
+    else:
+        with pytest.raises((hmc.LeaseExpiredError, hmc.PeerLostError, hmc.HmcCancelledError)):
+            pull.wait(SOON)
+    closer[0].join(SOON)
+    assert closed.is_set()
+
+
+OWNER = """
+    own = ctx.buffer(layout.buffer_bytes, access="r")
+    own.numpy()[:] = array
+    pool.close()
+    pool = kv.Pool(ctx, [own], layout)
+    lease = pool.lease("s", list(range(layout.blocks)), seconds=0.5)
+    say(ticket=lease.ticket.hex())
+    say(ended=lease.wait())
+    time.sleep(600)
+"""
+
+
+def test_heartbeats_keep_the_lease_of_a_slow_reader(loads: list[Callable[[], None]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_pull, "LOADED", 1 << 19)
+    loads[0] = lambda: time.sleep(0.1)
+    with this_process(transports="shm") as mine:
+        other = mine.start(OTHER, OWNER, HMC_TRANSPORTS="shm")
+        ticket = bytes.fromhex(other.read()["ticket"])
+        began = time.monotonic()
+        mine.pool.pull(other.peer, ticket, list(range(64))).wait(60)
+        assert time.monotonic() - began > 1
+        assert other.read()["ended"] == "read"
+        source = np.random.default_rng(7).integers(0, 256, mine.layout.buffer_bytes, dtype=np.uint8)
+        wanted = np.zeros_like(source)
+        hmc.layout.convert(
+            hmc.layout.Layout(OTHER), source, np.arange(32), mine.layout, wanted, np.arange(64), 2048
+        )
+        assert np.array_equal(mine.array, wanted)
+
+
+@pytest.mark.parametrize("text", [TEXT, OTHER])
+def test_an_owner_that_is_killed(loads: list[Callable[[], None]], text: str) -> None:
+    with this_process(transports="shm") as mine:
+        other = mine.start(text, textwrap.dedent(OWNER).replace("seconds=0.5", "seconds=60"), HMC_TRANSPORTS="shm")
+        ticket = bytes.fromhex(other.read()["ticket"])
+        killed: list[float] = []
+
+        def kill() -> None:
+            if not killed:
+                other.kill()
+                killed.append(time.monotonic())
+            time.sleep(0.001)
+
+        loads[0] = kill
+        with pytest.raises(hmc.PeerLostError):
+            mine.pool.pull(other.peer, ticket, list(range(64))).wait(60)
+        assert time.monotonic() - killed[0] < SOON
+        own = mine.pool.lease("own", [0, 1])
+        own.release()
