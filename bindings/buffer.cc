@@ -11,10 +11,15 @@ namespace {
 
 const char* access_name(Access access) { return access == Access::read ? "r" : "rw"; }
 
-// A read-only NumPy array of uint8, or None.
-py::object loadable_array(const RemoteBuffer& remote) {
-  auto there = std::make_unique<LoadableBytes>(remote.loadable());
+// A read-only NumPy array of uint8, for a device a read-only Memory, or None.
+py::object loadable_by(const RemoteBuffer& remote, const py::object& device) {
+  const Device by = device_of(device);
+  auto there = std::make_unique<LoadableBytes>(remote.loadable(by));
   if (!there->mapping) return py::none();
+  if (!by.is_cpu()) {
+    auto drop = [mapping = std::move(there->mapping)]() mutable { mapping.reset(); };
+    return py::cast(check(Memory::wrap_read_only(there->bytes.data(), there->bytes.size(), by, std::move(drop))));
+  }
   const std::span<const std::byte> bytes = there->bytes;
   const py::capsule mapping(there.release(), [](void* held) { WithoutGil<LoadableBytes>()(static_cast<LoadableBytes*>(held)); });
   const py::array_t<std::uint8_t> array(static_cast<py::ssize_t>(bytes.size()), reinterpret_cast<const std::uint8_t*>(bytes.data()),
@@ -94,11 +99,13 @@ void bind_buffer(py::module_& module) {
           "access", [](const RemoteBuffer& self) { return access_name(self.access()); }, "\"r\" or \"rw\".")
       .def_property_readonly("alive", &RemoteBuffer::alive, "False once its owner closed it or died.")
       .def(
-          "loadable", loadable_array,
-          "This slice as a read-only NumPy array of uint8 without a copy, or None.\n\nFor CPU memory that HMC allocated in this "
-          "process, or has mapped from another one of the host. It may be None at one call and an array at the next: keep get() as "
-          "the other way. The array stays when the owner closes the buffer or dies. No close() waits for those who read it, no "
-          "counter counts that, and the owner may write meanwhile: synchronise with it by messages or notifications.")
+          "loadable", loadable_by, py::arg("device") = py::none(),
+          "This slice without a copy, as a read-only NumPy array of uint8, or for a ``device`` as a read-only Memory; or None.\n\n"
+          "For CPU memory that HMC allocated in this process, or has mapped from another one of the host, and for memory of a "
+          "device that ``device``, one of this process such as \"cuda:0\", has used in an operation. It may be None at one call and "
+          "not at the next: keep get() as the other way. What is returned stays when the owner closes the buffer or dies. No "
+          "close() waits for those who read it, no counter counts that, and the owner may write meanwhile: synchronise with it by "
+          "messages or notifications.")
       .def("__repr__", [](const RemoteBuffer& self) {
         return "<hmc.RemoteBuffer " + std::to_string(self.size()) + " bytes on " + self.device().str() +
                (self.alive() ? ">" : ", gone>");

@@ -1,6 +1,7 @@
 // Layouts of KV caches for hmc.layout, which gives these functions their Python form.
 #include <pybind11/numpy.h>
 
+#include <algorithm>
 #include <optional>
 #include <vector>
 
@@ -35,6 +36,13 @@ std::vector<std::span<std::byte>> writable(const Buffers& buffers) {
   std::vector<std::span<std::byte>> spans;
   for (const MemoryView& view : buffers) spans.emplace_back(static_cast<std::byte*>(view.data), view.bytes);
   return spans;
+}
+
+// Of all arrays, where it is one and not the CPU: memory of a peer is of the device that it was mapped for.
+std::optional<Device> common_device(const Buffers& from, const Buffers& to) {
+  const auto is_same = [&](const MemoryView& view) { return view.device == to.front().device; };
+  if (to.empty() || to.front().device.is_cpu() || !std::ranges::all_of(from, is_same) || !std::ranges::all_of(to, is_same)) return {};
+  return to.front().device;
 }
 
 LayoutRange range_of(const Extent& extent) { return {extent.first, extent.second}; }
@@ -115,7 +123,7 @@ std::uint64_t convert(const Argument<Layout, "source">& source, const py::sequen
   const auto read = readable(from);
   const auto written = writable(to);
   const ReleasedGil nogil;
-  return check(layout_convert(move, read, written, {digest}));
+  return check(layout_convert(move, read, written, {digest, common_device(from, to)}));
 }
 
 LayoutSelection selection_of(const Layout& layout, const Blocks& blocks, std::uint64_t first, std::uint64_t tokens,

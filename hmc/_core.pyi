@@ -240,11 +240,11 @@ class RemoteBuffer:
         """
     def __len__(self) -> int: ...
     def __repr__(self) -> str: ...
-    def loadable(self) -> numpy.typing.NDArray[numpy.uint8] | None:
+    def loadable(self, device: typing.Any = None) -> typing.Any:
         """
-        This slice as a read-only NumPy array of uint8 without a copy, or None.
+        This slice without a copy, as a read-only NumPy array of uint8, or for a ``device`` as a read-only Memory; or None.
 
-        For CPU memory that HMC allocated in this process, or has mapped from another one of the host. It may be None at one call and an array at the next: keep get() as the other way. The array stays when the owner closes the buffer or dies. No close() waits for those who read it, no counter counts that, and the owner may write meanwhile: synchronise with it by messages or notifications.
+        For CPU memory that HMC allocated in this process, or has mapped from another one of the host, and for memory of a device that ``device``, one of this process such as "cuda:0", has used in an operation. It may be None at one call and not at the next: keep get() as the other way. What is returned stays when the owner closes the buffer or dies. No close() waits for those who read it, no counter counts that, and the owner may write meanwhile: synchronise with it by messages or notifications.
         """
     @property
     def access(self) -> str:

@@ -257,17 +257,24 @@ class Cache:
             self._scratch.give(copy)
         return found
 
-    def load(self, chunk: Chunk, there: Sequence[Any], position: int, digest: bool) -> int:
-        """Converts the tokens of a chunk from arrays of the other cache that the CPU can load into these arrays, of the CPU.
+    @property
+    def loads_on(self) -> str | None:
+        """The device, or the CPU, that has all arrays and computes."""
+        return "cpu" if self.on_cpu else self.devices[0] if self._computes else None
 
-        Returns the digest of what was read, or 0.
+    def load(self, chunk: Chunk, there: Sequence[Any], position: int, digest: bool) -> int | None:
+        """Converts the tokens of a chunk into the arrays, from arrays of the other cache that ``loads_on`` can read.
+
+        Returns the digest of what was read, or 0. None: nothing was written, as the device does not compute, or not yet.
         """
         far, near = chunk.far, chunk.near
         first: dict[str, Any] = {"source_first": far.first, "target_first": near.first, "position": position}
         where: dict[str, Any] = {"layers": chunk.packed.layers, "heads": chunk.packed.heads, **first}
-        return layouts.convert(
-            far.layout, there, far.blocks, self.layout, self.buffers, near.blocks, chunk.tokens, **where, digest=digest
-        )
+        with self._tried():
+            return layouts.convert(
+                far.layout, there, far.blocks, self.layout, self.buffers, near.blocks, chunk.tokens, **where, digest=digest
+            )
+        return None
 
     @contextmanager
     def _on_device(self, buffer: ConnBuffer, nbytes: int) -> Iterator[Any]:

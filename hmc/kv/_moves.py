@@ -17,6 +17,7 @@ from hmc.layout import Layout
 __all__ = [
     "CHUNK",
     "DEVICE_CHUNK",
+    "DEVICE_LOADED",
     "LOADED",
     "SHORT",
     "Chunk",
@@ -34,6 +35,7 @@ __all__ = [
 CHUNK = 4 << 20  # bytes of a chunk that the CPU converts or digests
 DEVICE_CHUNK = 64 << 20  # likewise of a device; a kernel's launch and the wait for it take as long as some megabytes
 LOADED = 16 << 20  # likewise of what is read where it lies: threads share it, and between two it looks for a cancel
+DEVICE_LOADED = 1 << 30  # likewise of a device: some milliseconds
 SHORT = 512  # bytes; shorter runs are fetched in longer ones and permuted here
 _GROUP = 64 << 20  # bytes of layers that travel together
 _FIRST_GROUP = 16 << 20  # likewise of the first ones

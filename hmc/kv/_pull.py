@@ -8,13 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hmc._core import PageMove, Peer, StreamMark, Work
 from hmc._streams import wait_for
 from hmc._waits import SLICE, drained
 from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError, PeerLostError, StaleBufferError
-from hmc.kv._moves import LOADED, SHORT, Chunk, InFlight, Side, chunks, common, groups
+from hmc.kv._moves import DEVICE_LOADED, LOADED, SHORT, Chunk, InFlight, Side, chunks, common, groups
 from hmc.kv._remote import END_WORD, Ending, RemotePool, end_lease, finish
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import Ticket
@@ -67,14 +66,14 @@ class Pull:
         self.behind = behind
         self.remote: RemotePool | None = None
         self.ending: Ending | None = None
-        self.there: list[NDArray[np.uint8]] | None = None  # the peer's arrays, where the CPU can load them
+        self.there: list[Any] | None = None  # the peer's arrays, where this side reads them without an operation
         self.beats = 0
         self.beating: list[Work] = []  # heartbeats in flight
         self.last_beat = time.monotonic()
         # Of a ticket that does not say how long its lease lasts, as seldom as possible.
         pause = max(_LEAST_PAUSE, ticket.milliseconds / 1000 / _BEATS) if ticket.milliseconds else _HEARTBEAT
         self.pause = min(_HEARTBEAT, pause)  # seconds between two heartbeats
-        self.bytes_read = self.bytes_converted = self.digest = 0
+        self.bytes_read = self.bytes_loaded = self.bytes_converted = self.digest = 0
 
     def run(self) -> None:
         ended = False
@@ -102,6 +101,7 @@ class Pull:
             self.pool.counts.add(
                 self.transfer.session,
                 bytes_read=self.bytes_read,
+                bytes_loaded=self.bytes_loaded,
                 bytes_converted=self.bytes_converted,
                 pulls=ended,
                 pulls_failed=not ended,
@@ -156,10 +156,9 @@ class Pull:
         self, remote: RemotePool, source: Side, rows: Any, verify: bool, layers: tuple[int, int], heads: tuple[int, int]
     ) -> int | None:
         """Reads the layers. Returns the sum of the digests that what is read is checked against."""
-        if self.pool.cache.on_cpu:
-            self.there = remote.loadable()
-        if verify and self.there is not None:  # digested as it is copied
-            self._load(remote, source, layers, verify)
+        by = self.pool.cache.loads_on
+        self.there = remote.loadable(by) if by is not None else None
+        if verify and self._load(remote, source, layers, verify):  # digested as it is copied
             return self._digest_of_lease(remote, rows, layers, heads)
         wanted = None
         chunk_bytes = self.pool.cache.chunk_bytes if verify else 0
@@ -188,8 +187,8 @@ class Pull:
         return self._digest_of_lease(remote, rows, layers, heads) if verify and wanted is None else wanted
 
     def _convert(self, remote: RemotePool, source: Side, layers: tuple[int, int], verify: bool) -> None:
-        if self.there is not None:
-            self.bytes_converted += self._load(remote, source, layers, verify)
+        if loaded := self._load(remote, source, layers, verify):
+            self.bytes_converted += loaded
             return
         cache = self.pool.cache
         flight = InFlight(1, partial(self._written, remote, verify))
@@ -209,15 +208,22 @@ class Pull:
             flight.give_up(self._drop)
 
     def _load(self, remote: RemotePool, source: Side, layers: tuple[int, int], verify: bool) -> int:
-        """Copies and converts layers from where they lie in the peer's memory. Returns how many bytes it has read."""
-        assert self.there is not None
-        read = 0
-        for chunk in chunks(self.target, source, self.tokens, layers, LOADED):
+        """Copies and converts layers from where they lie in the peer's memory. Returns how many bytes it has read; 0: it cannot."""
+        if self.there is None:
+            return 0
+        cache, read, digest = self.pool.cache, 0, 0
+        for chunk in chunks(self.target, source, self.tokens, layers, LOADED if cache.on_cpu else DEVICE_LOADED):
             self._hold(remote)
-            self.digest += self.pool.cache.load(chunk, self.there, self.skip + chunk.token, verify)
+            found = cache.load(chunk, self.there, self.skip + chunk.token, verify)
+            if found is None:
+                self.there = None
+                return 0
+            digest += found
             block_bytes = chunk.packed.buffer_bytes // len(chunk.far.blocks)
             read += block_bytes * chunk.tokens // source.layout.block
+        self.digest += digest
         self.bytes_read += read
+        self.bytes_loaded += read
         return read
 
     def _posted(

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hmc import _core, _waits
 from hmc._core import BlockBatch, ConnBuffer, Descriptor, Peer, RemoteBuffer, Work
@@ -130,12 +129,12 @@ class RemotePool:
         """False once the peer has closed the pool, or is lost."""
         return bool(self.rows.alive)
 
-    def loadable(self) -> list[NDArray[np.uint8]] | None:
-        """The peer's arrays where they lie, in memory of HMC in a process of this host; None elsewhere. Read without an operation.
+    def loadable(self, device: str) -> list[Any] | None:
+        """The peer's arrays where they lie, for a device of this process or the CPU to read without an operation; None: not all.
 
         They stay readable when the peer closes them or ends: generations tell whether what was read was the lease's.
         """
-        found = [one for buffer in self.buffers if (one := buffer.loadable()) is not None]
+        found = [one for buffer in self.buffers if (one := buffer.loadable(device)) is not None]
         return found if len(found) == len(self.buffers) else None
 
     def check(self, ticket: Ticket) -> None:

@@ -35,6 +35,7 @@ def run_python(*arguments: str, timeout: float, **environment: str) -> str:
 
 ONE_PROCESS = ["test_kv.py", "test_kv_migration.py", "test_kv_sessions.py::test_any_split_to_any_split"]
 TWO_PROCESSES = ["test_kv_processes.py", "test_kv_killed.py"]
+LOADS = ["test_kv_loads.py::test_pages_of_a_device_are_loaded_by_another_one"]
 
 
 @pytest.mark.timeout(600)
@@ -48,6 +49,7 @@ TWO_PROCESSES = ["test_kv_processes.py", "test_kv_killed.py"]
         (TWO_PROCESSES, "cuda:0,cuda:1"),
         (TWO_PROCESSES, "rocm:1,mlu:0"),
         (TWO_PROCESSES, "cpu,cuda:0"),
+        (LOADS, "cuda:0,cuda:1"),
     ],
 )
 def test_the_tests_of_kv_on_devices(tests: list[str], devices: str) -> None:

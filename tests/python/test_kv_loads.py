@@ -10,12 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from device_arrays import DEVICES, here
 from kv_process import OTHER, TEXT, this_process
 from kv_sides import DTYPE, PAIRS, expected, same
 
 import hmc
+from hmc import layout
 from hmc.kv import _cache, _pull
 from hmc.kv._moves import common
+from hmc.layout import Layout
 
 SOON = 20  # seconds; the promise is one, on a machine that is not overloaded
 
@@ -189,12 +192,57 @@ def test_heartbeats_keep_the_lease_of_a_slow_reader(loads: list[Callable[[], Non
         mine.pool.pull(other.peer, ticket, list(range(64))).wait(60)
         assert time.monotonic() - began > 1
         assert other.read()["ended"] == "read"
-        source = np.random.default_rng(7).integers(0, 256, mine.layout.buffer_bytes, dtype=np.uint8)
-        wanted = np.zeros_like(source)
-        hmc.layout.convert(
-            hmc.layout.Layout(OTHER), source, np.arange(32), mine.layout, wanted, np.arange(64), 2048
-        )
-        assert np.array_equal(mine.array, wanted)
+        assert np.array_equal(mine.array, pulled(OTHER, mine.layout, 64))
+
+
+def pulled(text: str, target: Layout, blocks: int) -> Any:
+    """What the array of the other process becomes in so many blocks of this layout."""
+    source = np.random.default_rng(7).integers(0, 256, Layout(text).buffer_bytes, dtype=np.uint8)
+    wanted, tokens = np.zeros(target.buffer_bytes, np.uint8), blocks * target.block
+    layout.convert(
+        Layout(text), source, np.arange(tokens // Layout(text).block), target, wanted, np.arange(blocks), blocks * target.block
+    )
+    return wanted
+
+
+LENDER = """
+    for line in sys.stdin:
+        lease = pool.lease("s", list(range(layout.blocks)), seconds=60)
+        say(ticket=lease.ticket.hex())
+        say(ended=lease.wait())
+"""
+
+
+@pytest.mark.skipif({device.split(":")[0] for device in DEVICES} != {"cuda"}, reason="needs devices whose kernels need no compiler")
+@pytest.mark.parametrize("text", [TEXT, OTHER])
+def test_pages_of_a_device_are_loaded_by_another_one(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise hmc.UnsupportedError("as a kernel that is being compiled")
+
+    with this_process() as mine:
+        other = mine.start(text, LENDER)
+        mapped = mine.layout.buffer_bytes
+        # The first one maps the memory; before the third the device loses its kernel.
+        for number, loaded in enumerate([None, mapped, 0, mapped]):
+            other.tell(go=number)
+            pull_from = bytes.fromhex(other.read()["ticket"])
+            blocks = np.roll(np.arange(64), number)
+            mine.pool.cache._again = 0.0
+            with monkeypatch.context() as patch:
+                if loaded == 0:
+                    patch.setattr(layout, "convert", refuse if text == TEXT else refuse_once(refuse))
+                mine.pool.pull(other.peer, pull_from, blocks, session=f"t{number}").wait(60)
+            assert other.read()["ended"] == "read"
+            counters = mine.pool.counters(f"t{number}")
+            assert counters["bytes_read"] == mapped
+            assert loaded is None or counters.get("bytes_loaded", 0) == loaded
+            found = here([mine.array])[0].reshape(4, 64, -1)
+            assert np.array_equal(np.roll(found, number, axis=1), pulled(text, mine.layout, 64).reshape(4, 64, -1))
+
+
+def refuse_once(refuse: Callable[..., None]) -> Callable[..., Any]:
+    left, real = [refuse], layout.convert
+    return lambda *given, **more: (left.pop() if left else real)(*given, **more)
 
 
 @pytest.mark.parametrize("text", [TEXT, OTHER])

@@ -17,6 +17,7 @@
 #include <string_view>
 #include <vector>
 
+#include "hmc/device.h"
 #include "hmc/export.h"
 #include "hmc/reduce.h"
 #include "hmc/status.h"
@@ -126,7 +127,8 @@ struct LayoutRuns {
 HMC_API Result<std::vector<LayoutRuns>> layout_runs(const LayoutMove& move);
 
 struct LayoutConvertOptions {
-  bool digest = false;  // of the source's elements as they were read
+  bool digest = false;           // of the source's elements as they were read
+  std::optional<Device> device;  // that reads and writes all buffers, as RemoteBuffer::loadable() gave them; none: found by address
 };
 // Copies, permutes and casts. Buffers: those of each layout, which do not overlap. A cast goes by f32 and rounds to nearest even;
 // above the largest number, 8-bit types get their largest number, others an infinity. NaN stays NaN. Returns the digest (0: not

@@ -164,7 +164,12 @@ Result<std::uint64_t> layout_convert(const LayoutMove& move, std::span<const std
   HMC_TRY(check_factors(move, walk));
   HMC_TRY(check_buffers(move.source, source, "source"));
   HMC_TRY(check_buffers(move.target, target, "target"));
-  HMC_ASSIGN(const Device device, device_of(source, target));
+  Device device;
+  if (options.device) {
+    device = *options.device;
+  } else {
+    HMC_ASSIGN(device, device_of(source, target));
+  }
   if (!device.is_cpu()) return convert_on(device, move, walk, source, target, options.digest);
   std::atomic<std::uint64_t> total = 0;
   in_parts(walk, move.source,
