@@ -13,6 +13,7 @@ from hmc._core import PageMove, Peer, StreamMark, Work
 from hmc._streams import wait_for
 from hmc._waits import SLICE, drained
 from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError, PeerLostError, StaleBufferError
+from hmc.kv._load import Load
 from hmc.kv._moves import DEVICE_LOADED, LOADED, SHORT, Chunk, InFlight, Side, chunks, common, groups
 from hmc.kv._remote import END_WORD, Ending, RemotePool, end_lease, finish
 from hmc.kv._transfer import Transfer
@@ -158,9 +159,13 @@ class Pull:
         """Reads the layers. Returns the sum of the digests that what is read is checked against."""
         by = self.pool.cache.loads_on
         self.there = remote.loadable(by) if by is not None else None
-        if verify and self._load(remote, source, layers, verify):  # digested as it is copied
-            return self._digest_of_lease(remote, rows, layers, heads)
         wanted = None
+        if verify and self.there is not None:  # digested as it is copied
+            with self._load(source, layers, verify) as load:
+                self._prepared(remote, rows)
+                wanted = self._digest_of_lease(remote, rows, layers, heads)
+                if self._loaded(remote, load):
+                    return wanted
         chunk_bytes = self.pool.cache.chunk_bytes if verify else 0
         flight = InFlight(2, partial(self._arrived, remote, heads, verify))
         move = PageMove(self.peer, source, self.target, self.tokens, self.pool.buffers, remote.buffers, reading=True)
@@ -187,9 +192,11 @@ class Pull:
         return self._digest_of_lease(remote, rows, layers, heads) if verify and wanted is None else wanted
 
     def _convert(self, remote: RemotePool, source: Side, layers: tuple[int, int], verify: bool) -> None:
-        if loaded := self._load(remote, source, layers, verify):
-            self.bytes_converted += loaded
-            return
+        if self.there is not None:
+            with self._load(source, layers, verify) as load:
+                if self._loaded(remote, load):
+                    self.bytes_converted += load.nbytes
+                    return
         cache = self.pool.cache
         flight = InFlight(1, partial(self._written, remote, verify))
         try:
@@ -207,24 +214,22 @@ class Pull:
         finally:
             flight.give_up(self._drop)
 
-    def _load(self, remote: RemotePool, source: Side, layers: tuple[int, int], verify: bool) -> int:
-        """Copies and converts layers from where they lie in the peer's memory. Returns how many bytes it has read; 0: it cannot."""
-        if self.there is None:
-            return 0
-        cache, read, digest = self.pool.cache, 0, 0
-        for chunk in chunks(self.target, source, self.tokens, layers, LOADED if cache.on_cpu else DEVICE_LOADED):
-            self._hold(remote)
-            found = cache.load(chunk, self.there, self.skip + chunk.token, verify)
-            if found is None:
-                self.there = None
-                return 0
-            digest += found
-            block_bytes = chunk.packed.buffer_bytes // len(chunk.far.blocks)
-            read += block_bytes * chunk.tokens // source.layout.block
-        self.digest += digest
-        self.bytes_read += read
-        self.bytes_loaded += read
-        return read
+    def _load(self, source: Side, layers: tuple[int, int], verify: bool) -> Load:
+        """Of layers, from where they lie in the peer's memory."""
+        assert self.there is not None
+        cache = self.pool.cache
+        todo = chunks(self.target, source, self.tokens, layers, LOADED if cache.on_cpu else DEVICE_LOADED)
+        return Load(cache, self.there, todo, self.skip, verify)
+
+    def _loaded(self, remote: RemotePool, load: Load) -> bool:
+        """Waits for a load. False: the device does not compute, and what it has read is to be moved otherwise."""
+        if not load.wait(partial(self._hold, remote)):
+            self.there = None
+            return False
+        self.digest += load.digest
+        self.bytes_read += load.nbytes
+        self.bytes_loaded += load.nbytes
+        return True
 
     def _posted(
         self, remote: RemotePool, move: PageMove, what: Any, layers: tuple[int, int] = (0, 0), shortest: int = 0
