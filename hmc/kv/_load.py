@@ -12,17 +12,21 @@ from hmc.errors import OutOfMemoryError
 from hmc.kv._cache import Cache
 from hmc.kv._moves import Chunk
 
-__all__ = ["Load"]
+__all__ = ["BESIDE", "Load"]
+
+BESIDE = 1 << 30  # bytes; of fewer the digests are read in less time than it takes to wake a thread
 
 
 class Load:
     """Converts chunks from a peer's arrays, which this side can read, into a cache.
 
-    A device does so beside the caller, from the start on; the CPU in wait(). At the end of the ``with`` block nothing is written
-    any more. One thread.
+    In wait(), or with ``beside`` from the start on, on a thread of its own. At the end of the ``with`` block nothing is written any
+    more. One thread.
     """
 
-    def __init__(self, cache: Cache, there: list[Any], todo: Iterator[Chunk], position: int, digest: bool) -> None:
+    def __init__(
+        self, cache: Cache, there: list[Any], todo: Iterator[Chunk], position: int, digest: bool, beside: bool = False
+    ) -> None:
         self._cache = cache
         self._there = there
         self._todo = todo
@@ -31,13 +35,12 @@ class Load:
         self._error: BaseException | None = None
         self._stopped = threading.Event()
         self._over = threading.Event()
-        self._beside = False
+        self._beside = beside
         self.refused = False  # the device does not compute, or not yet: all of it is to be moved otherwise
         self.nbytes = self.digest = 0  # of what was read
 
     def __enter__(self) -> Load:
-        if not self._cache.on_cpu:
-            self._beside = True
+        if self._beside:
             try:
                 run_on_thread(self._run, "hmc.kv load")
             except OutOfMemoryError:  # no more threads

@@ -13,7 +13,7 @@ from hmc._core import PageMove, Peer, StreamMark, Work
 from hmc._streams import wait_for
 from hmc._waits import SLICE, drained
 from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError, PeerLostError, StaleBufferError
-from hmc.kv._load import Load
+from hmc.kv._load import BESIDE, Load
 from hmc.kv._moves import DEVICE_LOADED, LOADED, SHORT, Chunk, InFlight, Side, chunks, common, groups
 from hmc.kv._remote import END_WORD, Ending, RemotePool, end_lease, finish
 from hmc.kv._transfer import Transfer
@@ -161,7 +161,8 @@ class Pull:
         self.there = remote.loadable(by) if by is not None else None
         wanted = None
         if verify and self.there is not None:  # digested as it is copied
-            with self._load(source, layers, verify) as load:
+            nbytes = source.layout.packed(layers, heads, len(source.blocks)).buffer_bytes
+            with self._load(source, layers, verify, not self.pool.cache.on_cpu and nbytes >= BESIDE) as load:
                 self._prepared(remote, rows)
                 wanted = self._digest_of_lease(remote, rows, layers, heads)
                 if self._loaded(remote, load):
@@ -214,12 +215,12 @@ class Pull:
         finally:
             flight.give_up(self._drop)
 
-    def _load(self, source: Side, layers: tuple[int, int], verify: bool) -> Load:
+    def _load(self, source: Side, layers: tuple[int, int], verify: bool, beside: bool = False) -> Load:
         """Of layers, from where they lie in the peer's memory."""
         assert self.there is not None
         cache = self.pool.cache
         todo = chunks(self.target, source, self.tokens, layers, LOADED if cache.on_cpu else DEVICE_LOADED)
-        return Load(cache, self.there, todo, self.skip, verify)
+        return Load(cache, self.there, todo, self.skip, verify, beside)
 
     def _loaded(self, remote: RemotePool, load: Load) -> bool:
         """Waits for a load. False: the device does not compute, and what it has read is to be moved otherwise."""

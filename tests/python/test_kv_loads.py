@@ -215,7 +215,11 @@ LENDER = """
 
 @pytest.mark.skipif({device.split(":")[0] for device in DEVICES} != {"cuda"}, reason="needs devices whose kernels need no compiler")
 @pytest.mark.parametrize("text", [TEXT, OTHER])
-def test_pages_of_a_device_are_loaded_by_another_one(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("beside", [False, True])
+def test_pages_of_a_device_are_loaded_by_another_one(text: str, beside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if beside:  # on a thread of its own, as many pages
+        monkeypatch.setattr(_pull, "BESIDE", 0)
+
     def refuse(*_: Any, **__: Any) -> None:
         raise hmc.UnsupportedError("as a kernel that is being compiled")
 
