@@ -14,8 +14,10 @@ class Drivers {
     announce();
     count();
   }
-  // A round by another thread than the watcher, or a post after which the watcher may wait for the next tick.
+  // A round by another thread than the watcher.
   void count() noexcept { driven_.store(driven_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
+  // A post after which the watcher may wait for the next tick. It has polled nothing.
+  void put_off() noexcept { put_offs_.store(put_offs_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
   // A posting call looks in the watcher's place. Lock held, as for count().
   void look_in_post() noexcept { posts_.store(posts_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed); }
   // The driver stops. A thread that calls present() with the lock held sees it.
@@ -29,6 +31,8 @@ class Drivers {
   [[nodiscard]] bool present() const noexcept { return present_.load(); }
   // Differs from an earlier value if drivers came meanwhile.
   [[nodiscard]] std::uint64_t driven() const noexcept { return driven_.load(std::memory_order_relaxed); }
+  // Differs from an earlier value if posts have put the watcher off meanwhile.
+  [[nodiscard]] std::uint64_t put_offs() const noexcept { return put_offs_.load(std::memory_order_relaxed); }
   // Differs from an earlier value if posting calls have looked meanwhile.
   [[nodiscard]] std::uint64_t posts() const noexcept { return posts_.load(std::memory_order_relaxed); }
 
@@ -36,6 +40,7 @@ class Drivers {
   // A cache line of their own: written by drivers at every round, read by the watcher once per tick.
   alignas(64) std::atomic<bool> present_{false};
   std::atomic<std::uint64_t> driven_{0};
+  std::atomic<std::uint64_t> put_offs_{0};
   std::atomic<std::uint64_t> posts_{0};
 };
 

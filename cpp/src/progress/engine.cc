@@ -101,8 +101,8 @@ void Engine::kick() {
 
 void Engine::retire(std::shared_ptr<const void> owner) {
   core_.retired.add(std::move(owner));
-  // Counts as driving: the watcher comes by a tick later, and is not woken again for every operation of a busy poster.
-  core_.drivers.count();
+  // The watcher comes by a tick later, and is not woken again for every operation of a busy poster.
+  core_.drivers.put_off();
   background_.need();
   core_.take_over();
 }

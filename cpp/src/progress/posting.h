@@ -20,10 +20,10 @@ class Posting {
   // Inside a poll() that look() makes: what costs much to look at may be left to the next rounds.
   [[nodiscard]] bool looks() const noexcept { return looks_; }
   // For a caller whose post needs no more polls: the watcher may wait for its next tick, as after a drive().
-  // True if owners were retired. The caller then drops them without the lock, because the watcher does not come while such calls
-  // follow one another.
+  // True if owners were retired. The caller then drops them without the lock, because the watcher comes once per tick at most while
+  // such calls follow one another.
   [[nodiscard]] bool leave_to_tick() noexcept {
-    core_.drivers.count();
+    core_.drivers.put_off();
     core_.answer_kicks();
     return !core_.retired.empty();
   }

@@ -17,11 +17,12 @@ std::optional<Watch::Nap> Watch::round() {
   const bool kicked = kicks.kicked();
   const bool wanted = kicks.watcher_wanted();
   const std::uint64_t driven = core_.drivers.driven();
-  if (core_.drivers.present() || (pace_.drivers_came(driven) && !wanted)) {
-    if (pace_.stand_aside(driven, kicked)) kicks.clear();
+  const std::uint64_t put_offs = core_.drivers.put_offs();
+  if (core_.drivers.present() || ((pace_.drivers_came(driven) || pace_.is_put_off(put_offs)) && !wanted)) {
+    if (pace_.stand_aside(driven, put_offs, kicked)) kicks.clear();
     return standby(Nap{false, begun + pace_.standby_time(begun)});
   }
-  pace_.go_ahead(driven);
+  pace_.go_ahead(driven, put_offs);
   if (pace_.leaves_to_posts(core_.drivers.posts(), begun)) {
     relax();
     return std::nullopt;
@@ -39,9 +40,9 @@ std::optional<Watch::Nap> Watch::round() {
   pace_.got_lock();
   kicks.answer_as_watcher();
   if (rounds.pollables().armed()) rounds.pollables().disarm();
-  const std::uint64_t before = core_.drivers.driven();
+  const std::uint64_t before = core_.drivers.put_offs();
   const unsigned moved = rounds.run(true);
-  pace_.counted_itself(core_.drivers.driven() - before);
+  pace_.put_itself_off(core_.drivers.put_offs() - before);
   RetiredOwners::Owners owners = core_.retired.take();
   const TimePoint now = Deadline::Clock::now();
   const bool kicked_since = kicks.take_linger();

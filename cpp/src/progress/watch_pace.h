@@ -41,12 +41,16 @@ class WatchPace {
   // threads that take turns at the lock and at the vendor's cost a launch a third more.
   static constexpr auto post_patience = std::chrono::microseconds(15);
 
-  // Whether drivers came since the last call of either function below.
+  // Whether drivers came since the last call of stand_aside() or go_ahead().
   [[nodiscard]] bool drivers_came(std::uint64_t driven) const noexcept { return driven != driven_; }
-  // The watcher stands aside for drivers. True once they have moved what was kicked for a while: they need not ring whenever one
-  // leaves, and the kick may be cleared.
-  [[nodiscard]] bool stand_aside(std::uint64_t driven, bool kicked) noexcept {
+  // Whether posts have put the watcher off since then: once in a row, as they poll nothing. `put_offs`: Drivers::put_offs().
+  [[nodiscard]] bool is_put_off(std::uint64_t put_offs) const noexcept { return put_offs != put_offs_ && !was_put_off_; }
+  // The watcher stands aside for drivers or posts. True once drivers have moved what was kicked for a while: they need not ring
+  // whenever one leaves, and the kick may be cleared.
+  [[nodiscard]] bool stand_aside(std::uint64_t driven, std::uint64_t put_offs, bool kicked) noexcept {
+    was_put_off_ = driven == driven_ && put_offs != put_offs_;
     driven_ = driven;
+    put_offs_ = put_offs;
     linger_until_ = {};
     empty_rounds_ = 0;
     refusals_ = 0;
@@ -62,12 +66,13 @@ class WatchPace {
     if (now >= unattended_until_) return tick;
     return std::exchange(standby_, std::min(2 * standby_, last_standby));
   }
-  void go_ahead(std::uint64_t driven) noexcept {
+  void go_ahead(std::uint64_t driven, std::uint64_t put_offs) noexcept {
+    if (!std::exchange(was_put_off_, false)) standby_ = first_standby;
     driven_ = driven;
-    standby_ = first_standby;
+    put_offs_ = put_offs;
   }
-  // The watcher's own round has retired owners, each of which counts as a driver.
-  void counted_itself(std::uint64_t count) noexcept { driven_ += count; }
+  // The watcher's own round has retired owners, as posts do.
+  void put_itself_off(std::uint64_t count) noexcept { put_offs_ += count; }
   // `posts`: Drivers::posts().
   [[nodiscard]] bool leaves_to_posts(std::uint64_t posts, TimePoint now) noexcept {
     if (posts != posts_) {
@@ -112,6 +117,8 @@ class WatchPace {
 
  private:
   std::uint64_t driven_ = 0;
+  std::uint64_t put_offs_ = 0;
+  bool was_put_off_ = false;  // it last stood aside for posts alone
   Duration standby_ = first_standby;
   TimePoint unattended_until_{};
   std::uint64_t posts_ = 0;

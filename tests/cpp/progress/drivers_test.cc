@@ -31,5 +31,13 @@ TEST(Drivers, CountEveryRoundAndNothingElse) {
   EXPECT_NE(drivers.driven(), driven);
 }
 
+TEST(Drivers, CountPostsThatPollNothingApart) {
+  Drivers drivers;
+  const auto driven = drivers.driven(), put_offs = drivers.put_offs();
+  drivers.put_off();
+  EXPECT_EQ(drivers.driven(), driven);
+  EXPECT_NE(drivers.put_offs(), put_offs);
+}
+
 }  // namespace
 }  // namespace hmc

@@ -82,13 +82,13 @@ TEST_F(PostingTest, LeavesWhatIsArmedToTheWatcher) {
   remove(poller_);
 }
 
-TEST_F(PostingTest, WhatIsLeftToTheTickCountsAsDriven) {
+TEST_F(PostingTest, WhatIsLeftToTheTickPutsTheWatcherOff) {
   const auto held = core_.lock.lock();
-  const auto driven = core_.drivers.driven();
+  const auto put_offs = core_.drivers.put_offs();
   core_.kicks.kick();
   core_.kicks.expect_answer(Deadline::Clock::now());
   EXPECT_FALSE(posting_.leave_to_tick());
-  EXPECT_NE(core_.drivers.driven(), driven);
+  EXPECT_NE(core_.drivers.put_offs(), put_offs);
   EXPECT_FALSE(core_.kicks.unanswered());
   core_.retired.add(std::make_shared<int>(0));
   EXPECT_TRUE(posting_.leave_to_tick());

@@ -11,14 +11,31 @@ TEST(WatchPace, NoticesDrivers) {
   WatchPace pace;
   EXPECT_FALSE(pace.drivers_came(0));
   EXPECT_TRUE(pace.drivers_came(1));
-  EXPECT_FALSE(pace.stand_aside(1, false));
+  EXPECT_FALSE(pace.stand_aside(1, 0, false));
   EXPECT_FALSE(pace.drivers_came(1));
-  pace.go_ahead(2);
+  pace.go_ahead(2, 0);
   EXPECT_FALSE(pace.drivers_came(2));
-  pace.counted_itself(3);
-  EXPECT_FALSE(pace.drivers_came(5));
-  pace.counted_itself(1);
-  EXPECT_TRUE(pace.drivers_came(7));  // another one came before the round
+}
+
+TEST(WatchPace, IsPutOffByPostsOnceInARow) {
+  WatchPace pace;
+  EXPECT_FALSE(pace.is_put_off(0));
+  EXPECT_TRUE(pace.is_put_off(1));
+  EXPECT_FALSE(pace.stand_aside(0, 1, false));
+  EXPECT_FALSE(pace.is_put_off(2));
+  pace.go_ahead(0, 2);
+  EXPECT_FALSE(pace.is_put_off(2));
+  EXPECT_TRUE(pace.is_put_off(3));
+  EXPECT_FALSE(pace.stand_aside(1, 3, false));  // drivers came, too: they have polled
+  EXPECT_TRUE(pace.is_put_off(4));
+}
+
+TEST(WatchPace, IsNotPutOffByItsOwnRound) {
+  WatchPace pace;
+  pace.put_itself_off(3);
+  EXPECT_FALSE(pace.is_put_off(3));
+  pace.put_itself_off(1);
+  EXPECT_TRUE(pace.is_put_off(5));  // another one came before the round
 }
 
 TEST(WatchPace, StandsAsideForATickWhereNothingIsUnattended) {
@@ -34,7 +51,10 @@ TEST(WatchPace, LooksSoonAndThenLessOftenWhereSomethingIsUnattended) {
   EXPECT_EQ(pace.standby_time(start), 2 * WatchPace::first_standby);
   for (int i = 0; i < 20; ++i) EXPECT_LE(pace.standby_time(start), WatchPace::last_standby);
   EXPECT_EQ(pace.standby_time(start), WatchPace::last_standby);
-  pace.go_ahead(1);
+  EXPECT_FALSE(pace.stand_aside(0, 1, false));
+  pace.go_ahead(0, 1);
+  EXPECT_EQ(pace.standby_time(start), WatchPace::last_standby);  // posts that follow one another go on
+  pace.go_ahead(0, 1);
   EXPECT_EQ(pace.standby_time(start), WatchPace::first_standby);
   // Between the end of an operation and the next one that its callback posts.
   EXPECT_LT(pace.standby_time(start + WatchPace::unattended_time - std::chrono::nanoseconds(1)), WatchPace::tick);
@@ -43,10 +63,10 @@ TEST(WatchPace, LooksSoonAndThenLessOftenWhereSomethingIsUnattended) {
 
 TEST(WatchPace, ClearsAKickThatDriversKeepServing) {
   WatchPace pace;
-  for (unsigned i = 0; i < WatchPace::patient_standbys; ++i) EXPECT_FALSE(pace.stand_aside(i, true));
-  EXPECT_TRUE(pace.stand_aside(9, true));
-  EXPECT_FALSE(pace.stand_aside(10, false));
-  EXPECT_FALSE(pace.stand_aside(11, true));
+  for (unsigned i = 0; i < WatchPace::patient_standbys; ++i) EXPECT_FALSE(pace.stand_aside(i, 0, true));
+  EXPECT_TRUE(pace.stand_aside(9, 0, true));
+  EXPECT_FALSE(pace.stand_aside(10, 0, false));
+  EXPECT_FALSE(pace.stand_aside(11, 0, true));
 }
 
 TEST(WatchPace, LeavesTheLockToPostsThatFollowOneAnother) {

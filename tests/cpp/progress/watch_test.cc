@@ -83,11 +83,19 @@ TEST_F(WatchTest, StandsAsideOnceForDriversThatCameAndWent) {
   EXPECT_EQ(polls_, 1);
 }
 
+TEST_F(WatchTest, PollsBesidePostsThatPollNothing) {
+  for (int i = 0; i < 10; ++i) {
+    core_.drivers.put_off();
+    ASSERT_TRUE(watch_.round());
+  }
+  EXPECT_EQ(polls_, 5);
+}
+
 TEST_F(WatchTest, TakesWhatItsOwnRoundCountsForNoDriver) {
   moves_ = true;
   poller_.on_poll = [this] {
     ++polls_;
-    core_.drivers.count();  // as Engine::retire() does, for owners of what has ended in the round
+    core_.drivers.put_off();  // as Engine::retire() does, for owners of what has ended in the round
     return moves_;
   };
   EXPECT_FALSE(watch_.round());
