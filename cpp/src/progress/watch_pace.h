@@ -18,12 +18,16 @@ class WatchPace {
 
   // How long drivers must have been away before the watcher polls: a wait that follows within a tick costs nobody a system call.
   static constexpr auto tick = std::chrono::milliseconds(1);
-  // Likewise where something is unattended, or was until unattended_time ago.
-  static constexpr Duration first_standby = std::chrono::microseconds(50), last_standby = std::chrono::microseconds(200);
+  // Likewise, at first, where something is unattended, or was until unattended_time ago.
+  static constexpr Duration first_standby = std::chrono::microseconds(50);
   static constexpr Duration unattended_time = std::chrono::milliseconds(10);
-  // Polling goes on this long after something moved or was kicked, before every Pollable is armed ...
+  // Polling goes on this long after something moved or was kicked, before every Pollable is armed, where it had last moved at most
+  // dense_time before, or where a Pollable cannot be armed ...
   static constexpr auto linger_time = std::chrono::milliseconds(1);
-  // ... and this long after mere descriptor events (heartbeats, above all: they must not cost a millisecond of CPU each).
+  static constexpr auto dense_time = std::chrono::microseconds(250);
+  // ... and else this long: 500 messages a second would cost half a processor, and arrive some 10 us earlier.
+  static constexpr auto sparse_linger_time = std::chrono::microseconds(100);
+  // After mere descriptor events (heartbeats, above all).
   static constexpr auto descriptor_linger_time = std::chrono::microseconds(50);
   static constexpr unsigned spin_rounds = 100;  // empty ones, before the watcher yields its core
   // A Pollable that keeps refusing to be armed though nothing moves (a device copies, or its peer is stopped with work half done)
@@ -60,11 +64,11 @@ class WatchPace {
   }
   // EngineCore::unattended is not 0. A callback often posts the next operation: unattended_time bridges the gap in between.
   void saw_unattended(TimePoint now) noexcept { unattended_until_ = now + unattended_time; }
-  // How long it stands aside. Where something is unattended it looks soon whether drivers have left, and ever less often while they
-  // come: as long as they do they notice everything.
+  // How long it stands aside. Where something is unattended it looks soon whether drivers have left, and ever less often, up to a
+  // tick, while they come: as long as they do they notice everything, and to wake this thread costs them time.
   [[nodiscard]] Duration standby_time(TimePoint now) noexcept {
     if (now >= unattended_until_) return tick;
-    return std::exchange(standby_, std::min(2 * standby_, last_standby));
+    return std::exchange(standby_, std::min<Duration>(2 * standby_, tick));
   }
   void go_ahead(std::uint64_t driven, std::uint64_t put_offs) noexcept {
     if (!std::exchange(was_put_off_, false)) standby_ = first_standby;
@@ -92,7 +96,9 @@ class WatchPace {
   // A round is over. `worked`: Pollables moved or were kicked; `events`: descriptors were ready; `moved`: anything moved.
   void polled(TimePoint now, bool worked, bool events, bool moved) noexcept {
     if (worked) {
-      linger_until_ = now + linger_time;
+      const Duration gap = now - std::exchange(worked_at_, now);
+      if (gap >= sparse_linger_time) linger_ = gap <= dense_time ? Duration(linger_time) : Duration(sparse_linger_time);
+      linger_until_ = now + linger_;
       kicked_standbys_ = 0;
     } else if (events) {
       linger_until_ = std::max(linger_until_, now + descriptor_linger_time);
@@ -108,7 +114,8 @@ class WatchPace {
   void armed() noexcept { refusals_ = 0; }
   // After a round without a movement: one Pollable refused. What to sleep before the next round.
   [[nodiscard]] std::optional<Duration> refused(TimePoint now) noexcept {
-    if (++refusals_ <= patient_refusals) return std::nullopt;
+    linger_until_ = worked_at_ + linger_time;
+    if (lingers(now) || ++refusals_ <= patient_refusals) return std::nullopt;
     return std::clamp<Duration>((now - moved_at_) / backoff_fraction, first_backoff, tick);
   }
 
@@ -123,6 +130,8 @@ class WatchPace {
   TimePoint unattended_until_{};
   std::uint64_t posts_ = 0;
   TimePoint posted_at_{};  // when it first saw that many
+  TimePoint worked_at_{};
+  Duration linger_ = sparse_linger_time;
   TimePoint linger_until_{};
   unsigned empty_rounds_ = 0;
   unsigned refusals_ = 0;         // in a row

@@ -49,11 +49,11 @@ TEST(WatchPace, LooksSoonAndThenLessOftenWhereSomethingIsUnattended) {
   pace.saw_unattended(start);
   EXPECT_EQ(pace.standby_time(start), WatchPace::first_standby);
   EXPECT_EQ(pace.standby_time(start), 2 * WatchPace::first_standby);
-  for (int i = 0; i < 20; ++i) EXPECT_LE(pace.standby_time(start), WatchPace::last_standby);
-  EXPECT_EQ(pace.standby_time(start), WatchPace::last_standby);
+  for (int i = 0; i < 20; ++i) EXPECT_LE(pace.standby_time(start), WatchPace::tick);
+  EXPECT_EQ(pace.standby_time(start), WatchPace::tick);
   EXPECT_FALSE(pace.stand_aside(0, 1, false));
   pace.go_ahead(0, 1);
-  EXPECT_EQ(pace.standby_time(start), WatchPace::last_standby);  // posts that follow one another go on
+  EXPECT_EQ(pace.standby_time(start), WatchPace::tick);  // posts that follow one another go on
   pace.go_ahead(0, 1);
   EXPECT_EQ(pace.standby_time(start), WatchPace::first_standby);
   // Between the end of an operation and the next one that its callback posts.
@@ -95,18 +95,39 @@ TEST(WatchPace, LingersLongerAfterWorkThanAfterEvents) {
   pace.polled(start, true, false, true);
   pace.polled(start, false, true, true);  // shortens nothing
   EXPECT_TRUE(pace.lingers(start + WatchPace::descriptor_linger_time));
-  EXPECT_FALSE(pace.lingers(start + WatchPace::linger_time));
+  EXPECT_FALSE(pace.lingers(start + WatchPace::sparse_linger_time));
+}
+
+TEST(WatchPace, LingersLongerWhereTheLastWorkWasNotLongAgo) {
+  WatchPace pace;
+  pace.polled(start, true, false, true);
+  WatchPace::TimePoint at = start + WatchPace::sparse_linger_time - std::chrono::nanoseconds(1);
+  pace.polled(at, true, false, true);  // of the same burst
+  EXPECT_FALSE(pace.lingers(at + WatchPace::sparse_linger_time));
+  at += WatchPace::dense_time;
+  pace.polled(at, true, false, true);
+  at += WatchPace::sparse_linger_time / 2;
+  pace.polled(at, true, false, true);
+  EXPECT_TRUE(pace.lingers(at + WatchPace::linger_time - std::chrono::nanoseconds(1)));
+  EXPECT_FALSE(pace.lingers(at + WatchPace::linger_time));
+  at += WatchPace::dense_time + std::chrono::nanoseconds(1);
+  pace.polled(at, true, false, true);
+  EXPECT_FALSE(pace.lingers(at + WatchPace::sparse_linger_time));
 }
 
 TEST(WatchPace, BacksOffFromARefusalThatLasts) {
   WatchPace pace;
   pace.polled(start, true, false, true);
-  for (unsigned i = 0; i < WatchPace::patient_refusals; ++i) EXPECT_FALSE(pace.refused(start));
-  EXPECT_EQ(pace.refused(start), WatchPace::first_backoff);
+  EXPECT_FALSE(pace.refused(start + WatchPace::sparse_linger_time));
+  EXPECT_TRUE(pace.lingers(start + WatchPace::linger_time - std::chrono::nanoseconds(1)));
+  const WatchPace::TimePoint lingered = start + WatchPace::linger_time;
+  EXPECT_FALSE(pace.lingers(lingered));
+  for (unsigned i = 0; i < WatchPace::patient_refusals; ++i) EXPECT_FALSE(pace.refused(lingered));
+  EXPECT_EQ(pace.refused(lingered), WatchPace::first_backoff);
   EXPECT_EQ(pace.refused(start + std::chrono::milliseconds(32)), std::chrono::microseconds(500));
   EXPECT_EQ(pace.refused(start + std::chrono::seconds(10)), WatchPace::tick);
   pace.armed();
-  EXPECT_FALSE(pace.refused(start));
+  EXPECT_FALSE(pace.refused(lingered));
 }
 
 TEST(WatchPace, SpinsBeforeItYields) {
