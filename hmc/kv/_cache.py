@@ -24,7 +24,7 @@ from hmc._deadline import Deadline
 from hmc._process import start_thread
 from hmc._scratch import Scratch
 from hmc._streams import queued
-from hmc.errors import InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from hmc.errors import ClosedError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from hmc.kv import _moves
 from hmc.kv._counters import Counters
 from hmc.kv._images import Images, gather, scatter
@@ -125,6 +125,11 @@ class Cache:
             kept.clear()
         if self._images is not None:
             self._images.close()
+
+    def check_open(self) -> None:
+        """ClosedError where the user has closed an array: it must not be written any more."""
+        if any(buffer.closed for buffer in self.buffers):
+            raise ClosedError("an array of the pool, or its Context, is closed; register the memory again")
 
     # ---- streams ----
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence, Sized
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hmc import layout as layouts
 from hmc._core import ConnBuffer, PageMove, Peer, RemoteBuffer
-from hmc.errors import InvalidArgumentError
+from hmc.errors import InvalidArgumentError, UnsupportedError
 from hmc.layout import Layout
 
 __all__ = [
@@ -24,6 +27,7 @@ __all__ = [
     "InFlight",
     "Piece",
     "Side",
+    "alike",
     "check_tokens",
     "chunks",
     "common",
@@ -37,6 +41,7 @@ DEVICE_CHUNK = 64 << 20  # likewise of a device; a kernel's launch and the wait 
 LOADED = 16 << 20  # likewise of what is read where it lies: threads share it, and between two it looks for a cancel
 DEVICE_LOADED = 1 << 30  # likewise of a device: some milliseconds
 SHORT = 512  # bytes; shorter runs are fetched in longer ones and permuted here
+_PROBED = 32  # tokens, which show how long runs are
 _GROUP = 64 << 20  # bytes of layers that travel together
 _FIRST_GROUP = 16 << 20  # likewise of the first ones
 
@@ -138,6 +143,29 @@ def chunks(near: Side, far: Side, tokens: int, layers: tuple[int, int], nbytes: 
                 Side(far.layout, chunk_far, at % size),
             )
             token += count
+
+
+def alike(near: Side, far: Side, tokens: int, layers: tuple[int, int]) -> Iterator[tuple[tuple[int, int], bool]]:
+    """The layers in ranges, and whether their elements are converted on the way: another type, scale or order, or short runs.
+
+    InvalidArgumentError, before anything is yielded, for a move that cannot be, such as one into a block that is listed twice.
+    """
+    scaled = any(" scale=" in str(one.layout) for one in (near, far))
+    probed = range(layers[0], sum(layers) if scaled else layers[0] + 1)
+    found = [(layer, _converted(near, far, tokens, layer)) for layer in probed]
+    for converted, some in groupby(found, key=itemgetter(1)):
+        numbers = [layer for layer, _ in some]
+        yield (numbers[0], len(numbers) if scaled else layers[1]), converted
+
+
+def _converted(near: Side, far: Side, tokens: int, layer: int) -> bool:
+    first: dict[str, Any] = {"source_first": far.first, "target_first": near.first}
+    try:
+        found = layouts.runs(far.layout, far.blocks, near.layout, near.blocks, min(tokens, _PROBED), layers=(layer, 1), **first)
+    except UnsupportedError:
+        return True
+    count = sum(len(one.source_offsets) for one in found)
+    return SHORT <= sum(one.nbytes * len(one.source_offsets) for one in found) < SHORT * count
 
 
 def pieces(side: Side, tokens: int, layers: tuple[int, int], heads: tuple[int, int]) -> Iterator[Piece]:

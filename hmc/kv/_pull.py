@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -14,7 +15,7 @@ from hmc._streams import wait_for
 from hmc._waits import SLICE, drained
 from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError, PeerLostError, StaleBufferError
 from hmc.kv._load import BESIDE, Load
-from hmc.kv._moves import DEVICE_LOADED, LOADED, SHORT, Chunk, InFlight, Side, chunks, common, groups
+from hmc.kv._moves import DEVICE_LOADED, LOADED, SHORT, Chunk, InFlight, Side, alike, chunks, common, groups
 from hmc.kv._remote import END_WORD, Ending, RemotePool, end_lease, finish
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import Ticket
@@ -161,11 +162,13 @@ class Pull:
         self.there = remote.loadable(by) if by is not None else None
         wanted = None
         if verify and self.there is not None:  # digested as it is copied
-            nbytes = source.layout.packed(layers, heads, len(source.blocks)).buffer_bytes
-            with self._load(source, layers, verify, not self.pool.cache.on_cpu and nbytes >= BESIDE) as load:
+            sizes = list(self._sizes(source, layers, heads))
+            beside = not self.pool.cache.on_cpu and sum(size for size, _ in sizes) >= BESIDE
+            with self._load(source, layers, verify, beside) as load:
                 self._prepared(remote, rows)
                 wanted = self._digest_of_lease(remote, rows, layers, heads)
                 if self._loaded(remote, load):
+                    self.bytes_converted += sum(size for size, is_converted in sizes if is_converted)
                     return wanted
         chunk_bytes = self.pool.cache.chunk_bytes if verify else 0
         flight = InFlight(2, partial(self._arrived, remote, heads, verify))
@@ -215,6 +218,11 @@ class Pull:
         finally:
             flight.give_up(self._drop)
 
+    def _sizes(self, source: Side, layers: tuple[int, int], heads: tuple[int, int]) -> Iterator[tuple[int, bool]]:
+        """The bytes of ranges of layers, and whether these are converted. InvalidArgumentError for a move that cannot be."""
+        for some, is_converted in alike(self.target, source, self.tokens, layers):
+            yield source.layout.packed(some, heads, len(source.blocks)).buffer_bytes, is_converted
+
     def _load(self, source: Side, layers: tuple[int, int], verify: bool, beside: bool = False) -> Load:
         """Of layers, from where they lie in the peer's memory."""
         assert self.there is not None
@@ -224,13 +232,24 @@ class Pull:
 
     def _loaded(self, remote: RemotePool, load: Load) -> bool:
         """Waits for a load. False: the device does not compute, and what it has read is to be moved otherwise."""
-        if not load.wait(partial(self._hold, remote)):
+        look = partial(self._look, remote)
+        try:
+            arrived = load.wait(look)
+        finally:
+            self.bytes_read += load.nbytes
+            self.bytes_loaded += load.nbytes
+        look()
+        if not arrived:
             self.there = None
             return False
         self.digest += load.digest
-        self.bytes_read += load.nbytes
-        self.bytes_loaded += load.nbytes
         return True
+
+    def _look(self, remote: RemotePool) -> None:
+        """As _hold(). Raises besides what has ended the arrays of a side: where they are loaded, no operation fails."""
+        self._hold(remote)
+        self.pool.cache.check_open()
+        remote.check_open(self.pool.scratch, partial(self._finish, remote))
 
     def _posted(
         self, remote: RemotePool, move: PageMove, what: Any, layers: tuple[int, int] = (0, 0), shortest: int = 0

@@ -132,10 +132,21 @@ class RemotePool:
     def loadable(self, device: str) -> list[Any] | None:
         """The peer's arrays where they lie, for a device of this process or the CPU to read without an operation; None: not all.
 
-        They stay readable when the peer closes them or ends: generations tell whether what was read was the lease's.
+        They stay readable when the peer closes them or ends: ``check_open`` and generations tell whether what was read was the
+        lease's.
         """
         found = [one for buffer in self.buffers if (one := buffer.loadable(device)) is not None]
         return found if len(found) == len(self.buffers) else None
+
+    def check_open(self, scratch: Scratch, end: Callable[[Work], None]) -> None:
+        """Raises what ended the peer's arrays: StaleBufferError, PeerLostError, ClosedError. ``end`` waits for an operation."""
+        for buffer in self.buffers:
+            if not buffer.alive:  # an operation tells why
+                into = scratch.take(1)
+                try:
+                    _ended(self.peer.get(into[:1], buffer[:1]), end)
+                finally:
+                    scratch.give(into)
 
     def check(self, ticket: Ticket) -> None:
         """What a lease's ticket names exists in this pool."""
@@ -172,11 +183,7 @@ class RemotePool:
 
     def read(self, batch: BlockBatch, end: Callable[[Work], None]) -> None:
         """Reads a prepared batch. ``end`` waits for it."""
-        work = self.peer.get_blocks(batch)
-        try:
-            end(work)
-        finally:
-            drained(work)
+        _ended(self.peer.get_blocks(batch), end)
 
     def write_words(self, slot: int, at: int, words: list[int], scratch: Scratch) -> Work:
         """Writes some of a slot's words. Does not wait: an owner that is stopped must hold up neither a cancel nor the end."""
@@ -214,6 +221,14 @@ class Ending:
 
     def drop(self) -> None:
         self._scratch.give(self._buffer)
+
+
+def _ended(work: Work, end: Callable[[Work], None]) -> None:
+    """Waits for an operation by ``end``. Afterwards it is not in flight, whatever its outcome."""
+    try:
+        end(work)
+    finally:
+        drained(work)
 
 
 def _slot_words(words: RemoteBuffer, slot: int, at: int, count: int) -> RemoteBuffer:
