@@ -122,15 +122,15 @@ class Grid:
                 total += layout.digest(described, data[start * stride + offset :], [0], count, position=first_row + start)
         return total & _MASK
 
-    def copied(self, source: Strided, target: Strided, first_row: int, rows: int, first: int, last: int) -> int:
-        """Copies chunks [first, last) of some rows, and returns the digest of the copy: as digest(), in one pass. CPU memory."""
+    def copied(self, source: Strided, target: Strided, first_row: int, rows: int, first: int, last: int, digest: bool) -> int:
+        """Copies chunks [first, last) of some rows. Returns the digest of the copy, taken in the same pass, or 0. CPU memory."""
         total = 0
         for start in range(0, rows, _MOST):
             count = min(_MOST, rows - start)
             pieces = zip(*(self._pieces(first, last, side.stride, count, False) for side in (source, target)), strict=True)
             for (read, offset), (written, _) in pieces:
                 from_, to = (side.data[start * side.stride + offset :] for side in (source, target))
-                total += layout.convert(read, from_, [0], written, to, [0], count, position=first_row + start, digest=True)
+                total += layout.convert(read, from_, [0], written, to, [0], count, position=first_row + start, digest=digest)
         return total & _MASK
 
     def chunks_of(self, column: int, columns: int) -> tuple[int, int]:

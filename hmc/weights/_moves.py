@@ -73,11 +73,13 @@ class Move:
         self.verify = verify
         self.target = cell.box.within(place.at)
         self.box = cell.box.within(shard.at)
-        self.wide = widened(self.box, shard) if verify else self.box
+        chunks = widened(self.box, shard)
+        self.wide = chunks if verify else self.box
         self.casts = shard.dtype != place.part.dtype
         # digests are of whole words: rows of the target may lie an odd number of bytes apart
-        aligned = not verify or place.extents[-1] * shard.grid.itemsize % shard.grid.word == 0
-        self.direct = not self.casts and self.wide == self.box and aligned
+        aligned = place.extents[-1] * shard.grid.itemsize % shard.grid.word == 0
+        self.direct = not self.casts and self.wide == self.box and (aligned or not verify)
+        self._loads = self.direct and aligned and chunks == self.box and shadow.device == "cpu"  # where the source can be read
         remote = tensors.view(source.buffers[shard.buffer], shard.dtype, shard.extents)[self.wide.slices()]
         if self.direct:
             pairs, block = tensors.pairs(place.view(shadow)[self.target.slices()], remote)
@@ -102,7 +104,7 @@ class Move:
 
     def post(self, stage: ConnBuffer | None, at: int) -> Work | None:
         """Begins to read, into the shadow or to byte ``at`` of the stage. None: it has read."""
-        if self.direct and self.verify and self.shadow.device == "cpu":
+        if self._loads:
             there = self.source.buffers[self.shard.buffer].loadable()
             if there is not None:
                 self._load(there)
@@ -117,7 +119,7 @@ class Move:
         )
 
     def _load(self, there: NDArray[np.uint8]) -> None:
-        """Copies from where the elements lie in the source's memory, and digests the copy in the same pass."""
+        """Copies from where the elements lie in the source's memory; digests the copy, where asked, in the same pass."""
         grid, box, whole = self.shard.grid, self.box, self.shard.extents
         here, columns = contents_of(self.shadow)[self.place.offset :], self.place.extents[-1]
         self._loaded = []
@@ -125,7 +127,7 @@ class Move:
             source = Strided(there[(group.first * whole[-1] + box.at[-1]) * grid.itemsize :], whole[-1] * grid.itemsize)
             target = Strided(here[(group.other * columns + self.target.at[-1]) * grid.itemsize :], columns * grid.itemsize)
             chunks = grid.chunks_of(box.at[-1], box.extents[-1])
-            self._loaded.append(grid.copied(source, target, group.first, group.rows, *chunks))
+            self._loaded.append(grid.copied(source, target, group.first, group.rows, *chunks, self.verify))
 
     def check(self, digests: Digests, stage: ConnBuffer | None, at: int) -> None:
         """Compares what arrived with the source's digests. CorruptError where they differ."""

@@ -29,9 +29,9 @@ def loads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     found: list[int] = []
     real = Grid.copied
 
-    def copied(self: Grid, source: Any, target: Any, first_row: int, rows: int, first: int, last: int) -> int:
+    def copied(self: Grid, source: Any, target: Any, first_row: int, rows: int, first: int, last: int, digest: bool) -> int:
         found.append(rows * min(self.columns, (last - first) * self.chunk) * self.itemsize)
-        return real(self, source, target, first_row, rows, first, last)
+        return real(self, source, target, first_row, rows, first, last, digest)
 
     monkeypatch.setattr(Grid, "copied", copied)
     return found
@@ -79,12 +79,15 @@ def test_parts_of_every_shape_are_loaded(
     assert loads
 
 
-def test_without_digests_nothing_is_loaded(pair: Pair, loads: list[int]) -> None:
+@pytest.mark.parametrize("columns", [(0, 4096), (1024, 2048), (5, 3001)])
+def test_without_digests_whole_chunks_are_loaded(pair: Pair, loads: list[int], columns: tuple[int, int]) -> None:
     array = random((64, 4096), "<u2")
-    target = np.zeros_like(array)
-    pair.fill(pair.publish({"x": mapped(pair, array)}), {"x": target}, verify=False)
-    assert target.tobytes() == array.tobytes()
-    assert loads == []
+    cut = array[:, columns[0] : columns[1]]
+    target = np.zeros(cut.shape, "<u2")
+    source = pair.publish({"x": mapped(pair, array)})
+    pair.fill(source, {"x": weights.part(target, array.shape, [0, columns[0]])}, verify=False)
+    assert target.tobytes() == cut.tobytes()
+    assert sum(loads) == (cut.nbytes if columns[0] % 1024 == 0 else 0)
 
 
 @pytest.mark.parametrize("byte", [0, 77, 4095, 8_388_607])
