@@ -38,7 +38,7 @@ __all__ = [
 
 CHUNK = 4 << 20  # bytes of a chunk that the CPU converts or digests
 DEVICE_CHUNK = 64 << 20  # likewise of a device; a kernel's launch and the wait for it take as long as some megabytes
-LOADED = 16 << 20  # likewise of what is read where it lies: threads share it, and between two it looks for a cancel
+LOADED = 64 << 20  # likewise of what is read where it lies: threads share it, and between two it looks for a cancel
 DEVICE_LOADED = 1 << 30  # likewise of a device: some milliseconds
 SHORT = 512  # bytes; shorter runs are fetched in longer ones and permuted here
 _PROBED = 32  # tokens, which show how long runs are

@@ -1,4 +1,4 @@
-"""Pulls of hmc.kv that load pages where they lie, and that end early: what is closed, cancelled or refused amid, and what they count."""
+"""Pulls of hmc.kv that load pages where they lie: what is closed, cancelled or refused amid, and what they count."""
 
 from __future__ import annotations
 
