@@ -41,7 +41,8 @@ std::vector<std::span<std::byte>> writable(const Buffers& buffers) {
 // Of all arrays, where it is one and not the CPU: memory of a peer is of the device that it was mapped for.
 std::optional<Device> common_device(const Buffers& from, const Buffers& to) {
   const auto is_same = [&](const MemoryView& view) { return view.device == to.front().device; };
-  if (to.empty() || to.front().device.is_cpu() || !std::ranges::all_of(from, is_same) || !std::ranges::all_of(to, is_same)) return {};
+  if (to.empty() || to.front().device.is_cpu() || !std::ranges::all_of(from, is_same) || !std::ranges::all_of(to, is_same))
+    return {};
   return to.front().device;
 }
 

@@ -121,7 +121,7 @@ class Move:
     def _load(self, there: NDArray[np.uint8]) -> None:
         """Copies from where the elements lie in the source's memory; digests the copy, where asked, in the same pass."""
         grid, box, whole = self.shard.grid, self.box, self.shard.extents
-        here, columns = contents_of(self.shadow)[self.place.offset :], self.place.extents[-1]
+        here, columns = self.shadow.numpy()[self.place.offset :], self.place.extents[-1]
         self._loaded = []
         for group in groups_of(box, whole, self.target.at, self.place.extents):
             source = Strided(there[(group.first * whole[-1] + box.at[-1]) * grid.itemsize :], whole[-1] * grid.itemsize)
