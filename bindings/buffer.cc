@@ -1,4 +1,5 @@
 #include "hmc/buffer.h"
+#include "hmc/buffer_hold.h"
 
 #include <pybind11/numpy.h>
 
@@ -14,11 +15,15 @@ const char* access_name(Access access) { return access == Access::read ? "r" : "
 // A read-only NumPy array of uint8, for a device a read-only Memory, or None.
 py::object loadable_by(const RemoteBuffer& remote, const py::object& device) {
   const Device by = device_of(device);
-  auto there = std::make_unique<LoadableBytes>(remote.loadable(by));
+  auto there = std::make_unique<LoadableBytes>();
+  {
+    const ReleasedGil nogil;  // another thread may move bytes under the lock
+    *there = remote.loadable(by);
+  }
   if (!there->mapping) return py::none();
   if (!by.is_cpu()) {
-    auto drop = [mapping = std::move(there->mapping)]() mutable { mapping.reset(); };
-    return py::cast(check(Memory::wrap_read_only(there->bytes.data(), there->bytes.size(), by, std::move(drop))));
+    auto keep = [mapping = std::move(there->mapping)] {};
+    return py::cast(check(Memory::wrap_read_only(there->bytes.data(), there->bytes.size(), by, std::move(keep))));
   }
   const std::span<const std::byte> bytes = there->bytes;
   const py::capsule mapping(there.release(), [](void* held) { WithoutGil<LoadableBytes>()(static_cast<LoadableBytes*>(held)); });
@@ -27,6 +32,26 @@ py::object loadable_by(const RemoteBuffer& remote, const py::object& device) {
   array.attr("setflags")(py::arg("write") = false);
   return array;
 }
+
+// A BufferHold for a `with` block.
+class HoldBlock {
+ public:
+  HoldBlock(std::vector<ConnBuffer> local, std::vector<RemoteBuffer> remote)
+      : local_(std::move(local)), remote_(std::move(remote)) {}
+  void begin() {
+    const ReleasedGil nogil;
+    hold_ = check(BufferHold::take(local_, remote_));
+  }
+  void end() {
+    const ReleasedGil nogil;
+    hold_.reset();
+  }
+
+ private:
+  const std::vector<ConnBuffer> local_;
+  const std::vector<RemoteBuffer> remote_;
+  std::optional<BufferHold> hold_;
+};
 
 }  // namespace
 
@@ -103,13 +128,28 @@ void bind_buffer(py::module_& module) {
            "For CPU memory that HMC allocated in this process, or has mapped from another one of the host, and for memory of a "
            "device that ``device``, one of this process such as \"cuda:0\", has used in an operation. It may be None at one call "
            "and "
-           "not at the next: keep get() as the other way. What is returned stays when the owner closes the buffer or dies. No "
-           "close() waits for those who read it, no counter counts that, and the owner may write meanwhile: synchronise with it by "
+           "not at the next: keep get() as the other way. The array or Memory remains valid when the owner closes the buffer or "
+           "dies. No "
+           "close() waits for those who read it outside of a BufferHold, no counter counts that, and the owner may write "
+           "meanwhile: synchronise with it by "
            "messages or notifications.")
       .def("__repr__", [](const RemoteBuffer& self) {
         return "<hmc.RemoteBuffer " + std::to_string(self.size()) + " bytes on " + self.device().str() +
                (self.alive() ? ">" : ", gone>");
       });
+
+  py::class_<HoldBlock, std::unique_ptr<HoldBlock, WithoutGil<HoldBlock>>>(
+      module, "BufferHold",
+      "In its ``with`` block this process's own code reads or writes buffers, without an operation: close() of them, of their "
+      "Context, and of the remote ones at their owners, waits for its end. ClosedError, StaleBufferError, PeerLostError: one of "
+      "them is closed or lost. InvalidArgumentError: of several Contexts. One thread.")
+      .def(py::init<std::vector<ConnBuffer>, std::vector<RemoteBuffer>>(), py::arg("local"), py::arg("remote"))
+      .def("__enter__",
+           [](HoldBlock& self) {
+             self.begin();
+             return &self;
+           })
+      .def("__exit__", [](HoldBlock& self, const py::args&) { self.end(); });
 
   py::class_<BlockBatch>(module, "BlockBatch", "Scattered blocks over buffer pairs, validated once, posted as often as wanted.")
       .def_property_readonly("blocks", &BlockBatch::blocks, "Number of blocks.")

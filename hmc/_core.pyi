@@ -240,11 +240,11 @@ class RemoteBuffer:
         """
     def __len__(self) -> int: ...
     def __repr__(self) -> str: ...
-    def loadable(self, device: typing.Any = None) -> typing.Any:
+    def loadable(self, device: typing.Any = None) -> numpy.typing.NDArray[numpy.uint8] | Memory | None:
         """
         This slice without a copy, as a read-only NumPy array of uint8, or for a ``device`` as a read-only Memory; or None.
 
-        For CPU memory that HMC allocated in this process, or has mapped from another one of the host, and for memory of a device that ``device``, one of this process such as "cuda:0", has used in an operation. It may be None at one call and not at the next: keep get() as the other way. What is returned stays when the owner closes the buffer or dies. No close() waits for those who read it, no counter counts that, and the owner may write meanwhile: synchronise with it by messages or notifications.
+        For CPU memory that HMC allocated in this process, or has mapped from another one of the host, and for memory of a device that ``device``, one of this process such as "cuda:0", has used in an operation. It may be None at one call and not at the next: keep get() as the other way. The array or Memory remains valid when the owner closes the buffer or dies. No close() waits for those who read it outside of a BufferHold, no counter counts that, and the owner may write meanwhile: synchronise with it by messages or notifications.
         """
     @property
     def access(self) -> str:
@@ -286,6 +286,14 @@ class MessageInfo(tuple[int, int, int]):
     def tag(self) -> int: ...
     @property
     def bytes(self) -> int: ...
+
+class BufferHold:
+    """
+    In its ``with`` block this process's own code reads or writes buffers, without an operation: close() of them, of their Context, and of the remote ones at their owners, waits for its end. ClosedError, StaleBufferError, PeerLostError: one of them is closed or lost. InvalidArgumentError: of several Contexts. One thread.
+    """
+    def __enter__(self) -> BufferHold: ...
+    def __exit__(self, *args: typing.Any) -> None: ...
+    def __init__(self, local: collections.abc.Sequence[ConnBuffer], remote: collections.abc.Sequence[RemoteBuffer]) -> None: ...
 
 class BlockBatch:
     """

@@ -19,12 +19,12 @@ from numpy.typing import NDArray
 
 from hmc import layout as layouts
 from hmc._arguments import text
-from hmc._core import ConnBuffer, Context, Memory, StreamMark
+from hmc._core import BufferHold, ConnBuffer, Context, Memory, RemoteBuffer, StreamMark
 from hmc._deadline import Deadline
 from hmc._process import start_thread
 from hmc._scratch import Scratch
 from hmc._streams import queued
-from hmc.errors import ClosedError, InvalidArgumentError, OutOfMemoryError, UnsupportedError
+from hmc.errors import InvalidArgumentError, OutOfMemoryError, UnsupportedError
 from hmc.kv import _moves
 from hmc.kv._counters import Counters
 from hmc.kv._images import Images, gather, scatter
@@ -125,11 +125,6 @@ class Cache:
             kept.clear()
         if self._images is not None:
             self._images.close()
-
-    def check_open(self) -> None:
-        """ClosedError where the user has closed an array: it must not be written any more."""
-        if any(buffer.closed for buffer in self.buffers):
-            raise ClosedError("an array of the pool, or its Context, is closed; register the memory again")
 
     # ---- streams ----
 
@@ -238,6 +233,10 @@ class Cache:
 
         Returns the digest of what was read, or 0.
         """
+        with BufferHold(self.buffers, []):
+            return self._write(chunk, source, session, position, digest)
+
+    def _write(self, chunk: Chunk, source: ConnBuffer, session: str, position: int, digest: bool) -> int:
         near, nbytes = chunk.near, chunk.packed.buffer_bytes
         if self.on_cpu:
             return _write(chunk, source, (self.layout, self.buffers, near.blocks), position, digest)
@@ -267,17 +266,18 @@ class Cache:
         """The device, or the CPU, that has all arrays and computes."""
         return "cpu" if self.on_cpu else self.devices[0] if self._computes else None
 
-    def load(self, chunk: Chunk, there: Sequence[Any], position: int, digest: bool) -> int | None:
+    def load(self, chunk: Chunk, there: Sequence[Any], far: list[RemoteBuffer], position: int, digest: bool) -> int | None:
         """Converts the tokens of a chunk into the arrays, from arrays of the other cache that ``loads_on`` can read.
 
-        Returns the digest of what was read, or 0. None: nothing was written, as the device does not compute, or not yet.
+        ``far``: the remote buffers that ``there`` are of. Returns the digest of what was read, or 0. None: nothing was written, as
+        the device does not compute, or not yet. Raises what has ended a buffer.
         """
-        far, near = chunk.far, chunk.near
-        first: dict[str, Any] = {"source_first": far.first, "target_first": near.first, "position": position}
+        source, near = chunk.far, chunk.near
+        first: dict[str, Any] = {"source_first": source.first, "target_first": near.first, "position": position}
         where: dict[str, Any] = {"layers": chunk.packed.layers, "heads": chunk.packed.heads, **first}
-        with self._tried():
+        with self._tried(), BufferHold(self.buffers, far):
             return layouts.convert(
-                far.layout, there, far.blocks, self.layout, self.buffers, near.blocks, chunk.tokens, **where, digest=digest
+                source.layout, there, source.blocks, self.layout, self.buffers, near.blocks, chunk.tokens, **where, digest=digest
             )
         return None
 

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from hmc._waits import SLICE
 from hmc._workers import run_on_thread
 from hmc.errors import OutOfMemoryError
-from hmc.kv._cache import Cache
 from hmc.kv._moves import Chunk
 
-__all__ = ["BESIDE", "Load"]
+__all__ = ["OWN_THREAD_BYTES", "Load"]
 
-BESIDE = 1 << 30  # bytes; of fewer the digests are read in less time than it takes to wake a thread
+OWN_THREAD_BYTES = 1 << 30  # bytes; of fewer the digests are read in less time than it takes to wake a thread
 
 
 class Load:
@@ -24,20 +21,17 @@ class Load:
     more. One thread.
     """
 
-    def __init__(
-        self, cache: Cache, there: list[Any], todo: Iterator[Chunk], position: int, digest: bool, beside: bool = False
-    ) -> None:
-        self._cache = cache
-        self._there = there
+    def __init__(self, load: Callable[[Chunk], int | None], todo: Iterator[Chunk], beside: bool) -> None:
+        """``load``: converts a chunk and returns its digest; None: the device does not compute, or not yet."""
+        self._load = load
         self._todo = todo
-        self._position = position
-        self._with_digest = digest
         self._error: BaseException | None = None
         self._stopped = threading.Event()
         self._over = threading.Event()
         self._beside = beside
-        self.refused = False  # the device does not compute, or not yet: all of it is to be moved otherwise
+        self.refused = False  # the device does not compute, or not yet: the caller moves all of it by the transport
         self.nbytes = self.digest = 0  # of what was read
+        self.packed_bytes = 0  # of the blocks that it lies in
 
     def __enter__(self) -> Load:
         if self._beside:
@@ -53,7 +47,7 @@ class Load:
             self._over.wait()
         self._error = None  # its traceback refers to what is to be freed
 
-    def wait(self, look: Callable[[], None], pause: float = SLICE) -> bool:
+    def wait(self, look: Callable[[], None], pause: float) -> bool:
         """Whether all chunks have arrived; False: ``refused``. Calls ``look`` between chunks, or each ``pause`` seconds."""
         if self._beside:
             while not self._over.wait(pause):
@@ -77,10 +71,11 @@ class Load:
             look()
             if self._stopped.is_set():
                 return
-            found = self._cache.load(chunk, self._there, self._position + chunk.token, self._with_digest)
+            found = self._load(chunk)
             if found is None:
                 self.refused = True
                 return
             self.digest += found
+            self.packed_bytes += chunk.packed.buffer_bytes
             block_bytes = chunk.packed.buffer_bytes // len(chunk.far.blocks)
             self.nbytes += block_bytes * chunk.tokens // chunk.far.layout.block

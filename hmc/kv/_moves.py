@@ -27,10 +27,10 @@ __all__ = [
     "InFlight",
     "Piece",
     "Side",
-    "alike",
     "check_tokens",
     "chunks",
     "common",
+    "conversions",
     "groups",
     "pieces",
     "side",
@@ -145,7 +145,7 @@ def chunks(near: Side, far: Side, tokens: int, layers: tuple[int, int], nbytes: 
             token += count
 
 
-def alike(near: Side, far: Side, tokens: int, layers: tuple[int, int]) -> Iterator[tuple[tuple[int, int], bool]]:
+def conversions(near: Side, far: Side, tokens: int, layers: tuple[int, int]) -> Iterator[tuple[tuple[int, int], bool]]:
     """The layers in ranges, and whether their elements are converted on the way: another type, scale or order, or short runs.
 
     InvalidArgumentError, before anything is yielded, for a move that cannot be, such as one into a block that is listed twice.

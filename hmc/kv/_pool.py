@@ -145,11 +145,12 @@ class Pool(Owned):
         ``blocks``: default the session's own. ``tokens``: default all that fit, from token ``first`` of the first block on. The
         lease ends when its reader has finished, when no heartbeat came for ``seconds``, when ``peer`` (the expected reader) is
         lost, and by ``release()`` or ``free(session)``. A pull sends a heartbeat every quarter of ``seconds``, 10 ms to 1 s apart,
-        but none while it digests a layer: ``seconds`` must be longer than that, and than delays of the reader's process. Below 0.1
-        a reader may lose its lease. Its pages must not change before ``on_end(lease)`` was called; the session's own blocks
-        become free when it has returned. Errors of ``on_end`` go to ``threading.excepthook``. It may close the pool; it must not
-        wait for another thread that does, which waits for it. With ``digest`` the pages are read once, here. Waits for what is
-        queued on ``stream``, which writes the pages (see :class:`Pool`), until the pool is closed or ``peer`` is lost.
+        but none while it digests a layer or loads 64 MiB (a device: 1 GiB): ``seconds`` must be longer than that, and than delays
+        of the reader's process. Below 0.1 a reader may lose its lease. Its pages must not change before ``on_end(lease)`` was
+        called; the session's own blocks become free when it has returned. Errors of ``on_end`` go to ``threading.excepthook``. It
+        may close the pool; it must not wait for another thread that does, which waits for it. With ``digest`` the pages are read
+        once, here. Waits for what is queued on ``stream``, which writes the pages (see :class:`Pool`), until the pool is closed or
+        ``peer`` is lost.
 
         Raises InvalidArgumentError, OutOfMemoryError (too many leases), PeerLostError, ClosedError.
         """

@@ -14,8 +14,8 @@ from hmc._core import PageMove, Peer, StreamMark, Work
 from hmc._streams import wait_for
 from hmc._waits import SLICE, drained
 from hmc.errors import CorruptError, HmcError, InvalidArgumentError, LeaseExpiredError, PeerLostError, StaleBufferError
-from hmc.kv._load import BESIDE, Load
-from hmc.kv._moves import DEVICE_LOADED, LOADED, SHORT, Chunk, InFlight, Side, alike, chunks, common, groups
+from hmc.kv._load import OWN_THREAD_BYTES, Load
+from hmc.kv._moves import DEVICE_LOADED, LOADED, SHORT, Chunk, InFlight, Side, chunks, common, conversions, groups
 from hmc.kv._remote import END_WORD, Ending, RemotePool, end_lease, finish
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import Ticket
@@ -69,12 +69,14 @@ class Pull:
         self.remote: RemotePool | None = None
         self.ending: Ending | None = None
         self.there: list[Any] | None = None  # the peer's arrays, where this side reads them without an operation
+        self._refused = False  # the device does not compute, or not yet
         self.beats = 0
         self.beating: list[Work] = []  # heartbeats in flight
         self.last_beat = time.monotonic()
         # Of a ticket that does not say how long its lease lasts, as seldom as possible.
         pause = max(_LEAST_PAUSE, ticket.milliseconds / 1000 / _BEATS) if ticket.milliseconds else _HEARTBEAT
         self.pause = min(_HEARTBEAT, pause)  # seconds between two heartbeats
+        self._look_pause = min(SLICE, max(_LEAST_PAUSE, self.pause))
         self.bytes_read = self.bytes_loaded = self.bytes_converted = self.digest = 0
 
     def run(self) -> None:
@@ -158,13 +160,11 @@ class Pull:
         self, remote: RemotePool, source: Side, rows: Any, verify: bool, layers: tuple[int, int], heads: tuple[int, int]
     ) -> int | None:
         """Reads the layers. Returns the sum of the digests that what is read is checked against."""
-        by = self.pool.cache.loads_on
-        self.there = remote.loadable(by) if by is not None else None
         wanted = None
-        if verify and self.there is not None:  # digested as it is copied
+        if verify and self._find_there(remote):  # digested as it is copied
             sizes = list(self._sizes(source, layers, heads))
-            beside = not self.pool.cache.on_cpu and sum(size for size, _ in sizes) >= BESIDE
-            with self._load(source, layers, verify, beside) as load:
+            beside = not self.pool.cache.on_cpu and sum(size for size, _ in sizes) >= OWN_THREAD_BYTES
+            with self._load(remote, source, layers, verify, beside) as load:
                 self._prepared(remote, rows)
                 wanted = self._digest_of_lease(remote, rows, layers, heads)
                 if self._loaded(remote, load):
@@ -196,10 +196,10 @@ class Pull:
         return self._digest_of_lease(remote, rows, layers, heads) if verify and wanted is None else wanted
 
     def _convert(self, remote: RemotePool, source: Side, layers: tuple[int, int], verify: bool) -> None:
-        if self.there is not None:
-            with self._load(source, layers, verify) as load:
+        if self._find_there(remote):
+            with self._load(remote, source, layers, verify) as load:
                 if self._loaded(remote, load):
-                    self.bytes_converted += load.nbytes
+                    self.bytes_converted += load.packed_bytes
                     return
         cache = self.pool.cache
         flight = InFlight(1, partial(self._written, remote, verify))
@@ -218,38 +218,44 @@ class Pull:
         finally:
             flight.give_up(self._drop)
 
+    def _find_there(self, remote: RemotePool) -> bool:
+        """Whether this side reads the peer's arrays without an operation."""
+        by = self.pool.cache.loads_on
+        if self.there is None and by is not None and not self._refused:
+            self.there = remote.loadable(by)
+        return self.there is not None and not self._refused
+
     def _sizes(self, source: Side, layers: tuple[int, int], heads: tuple[int, int]) -> Iterator[tuple[int, bool]]:
         """The bytes of ranges of layers, and whether these are converted. InvalidArgumentError for a move that cannot be."""
-        for some, is_converted in alike(self.target, source, self.tokens, layers):
+        for some, is_converted in conversions(self.target, source, self.tokens, layers):
             yield source.layout.packed(some, heads, len(source.blocks)).buffer_bytes, is_converted
 
-    def _load(self, source: Side, layers: tuple[int, int], verify: bool, beside: bool = False) -> Load:
-        """Of layers, from where they lie in the peer's memory."""
+    @contextlib.contextmanager
+    def _load(
+        self, remote: RemotePool, source: Side, layers: tuple[int, int], verify: bool, beside: bool = False
+    ) -> Iterator[Load]:
+        """Of layers, from where they lie in the peer's memory. Counts what was read, whatever the outcome."""
         assert self.there is not None
         cache = self.pool.cache
         todo = chunks(self.target, source, self.tokens, layers, LOADED if cache.on_cpu else DEVICE_LOADED)
-        return Load(cache, self.there, todo, self.skip, verify, beside)
-
-    def _loaded(self, remote: RemotePool, load: Load) -> bool:
-        """Waits for a load. False: the device does not compute, and what it has read is to be moved otherwise."""
-        look = partial(self._look, remote)
+        load = Load(partial(self._load_chunk, remote, self.there, verify), todo, beside)
         try:
-            arrived = load.wait(look)
+            with load:
+                yield load
         finally:
             self.bytes_read += load.nbytes
             self.bytes_loaded += load.nbytes
-        look()
-        if not arrived:
-            self.there = None
+
+    def _load_chunk(self, remote: RemotePool, there: list[Any], verify: bool, chunk: Chunk) -> int | None:
+        return self.pool.cache.load(chunk, there, remote.buffers, self.skip + chunk.token, verify)
+
+    def _loaded(self, remote: RemotePool, load: Load) -> bool:
+        """Waits for a load. False: the device does not compute, and the layers are to be moved by the transport."""
+        if not load.wait(partial(self._hold, remote), self._look_pause):
+            self._refused = True
             return False
         self.digest += load.digest
         return True
-
-    def _look(self, remote: RemotePool) -> None:
-        """As _hold(). Raises besides what has ended the arrays of a side: where they are loaded, no operation fails."""
-        self._hold(remote)
-        self.pool.cache.check_open()
-        remote.check_open(self.pool.scratch, partial(self._finish, remote))
 
     def _posted(
         self, remote: RemotePool, move: PageMove, what: Any, layers: tuple[int, int] = (0, 0), shortest: int = 0
@@ -313,7 +319,7 @@ class Pull:
 
     def _finish(self, remote: RemotePool, work: Work) -> None:
         """Waits for a read, and keeps the lease meanwhile."""
-        finish(work, self.transfer, partial(self._beat, remote), min(SLICE, max(_LEAST_PAUSE, self.pause)))
+        finish(work, self.transfer, partial(self._beat, remote), self._look_pause)
 
     def _beat(self, remote: RemotePool) -> None:
         """Sends a heartbeat where it is time for one."""

@@ -132,21 +132,14 @@ class RemotePool:
     def loadable(self, device: str) -> list[Any] | None:
         """The peer's arrays where they lie, for a device of this process or the CPU to read without an operation; None: not all.
 
-        They stay readable when the peer closes them or ends: ``check_open`` and generations tell whether what was read was the
-        lease's.
+        They stay readable when the peer ends, and when it closes them: see BufferHold.
         """
-        found = [one for buffer in self.buffers if (one := buffer.loadable(device)) is not None]
-        return found if len(found) == len(self.buffers) else None
-
-    def check_open(self, scratch: Scratch, end: Callable[[Work], None]) -> None:
-        """Raises what ended the peer's arrays: StaleBufferError, PeerLostError, ClosedError. ``end`` waits for an operation."""
+        found = []
         for buffer in self.buffers:
-            if not buffer.alive:  # an operation tells why
-                into = scratch.take(1)
-                try:
-                    _ended(self.peer.get(into[:1], buffer[:1]), end)
-                finally:
-                    scratch.give(into)
+            if (one := buffer.loadable(device)) is None:
+                return None
+            found.append(one)
+        return found
 
     def check(self, ticket: Ticket) -> None:
         """What a lease's ticket names exists in this pool."""

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hmc import tensors
-from hmc._core import ConnBuffer, Work
+from hmc._core import BufferHold, ConnBuffer, Work
 from hmc.errors import CorruptError
 from hmc.weights._cells import Box, Cell, groups_of, pieces_of, widened
 from hmc.weights._compute import cast, contents_of, digest_of
@@ -104,10 +104,13 @@ class Move:
 
     def post(self, stage: ConnBuffer | None, at: int) -> Work | None:
         """Begins to read, into the shadow or to byte ``at`` of the stage. None: it has read."""
+        self._loaded = []
         if self._loads:
-            there = self.source.buffers[self.shard.buffer].loadable()
-            if there is not None:
-                self._load(there)
+            remote = self.source.buffers[self.shard.buffer]
+            there = remote.loadable()
+            if isinstance(there, np.ndarray):
+                with BufferHold([self.shadow], [remote]):
+                    self._load(there)
                 return None
         if self.direct:
             return _posted(self.source, self._prepared)
@@ -122,7 +125,6 @@ class Move:
         """Copies from where the elements lie in the source's memory; digests the copy, where asked, in the same pass."""
         grid, box, whole = self.shard.grid, self.box, self.shard.extents
         here, columns = self.shadow.numpy()[self.place.offset :], self.place.extents[-1]
-        self._loaded = []
         for group in groups_of(box, whole, self.target.at, self.place.extents):
             source = Strided(there[(group.first * whole[-1] + box.at[-1]) * grid.itemsize :], whole[-1] * grid.itemsize)
             target = Strided(here[(group.other * columns + self.target.at[-1]) * grid.itemsize :], columns * grid.itemsize)

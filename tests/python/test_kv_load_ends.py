@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -97,6 +98,16 @@ def test_pages_and_counters(loads: Callable[[str], Loads], near: str, verify: bo
     assert found == {"pulls": 1, "tokens": BLOCKS * N, "bytes_read": 4 * LAYER, "bytes_loaded": 4 * LAYER}
 
 
+@pytest.mark.parametrize("verify", [False, True])
+def test_a_block_that_is_read_in_part_is_converted_whole(loads: Callable[[str], Loads], verify: bool) -> None:
+    one = loads(OTHER)
+    ticket = one.lender.lease("s", list(range(BLOCKS)), 2 * N - 7).ticket
+    one.pool.pull(one.peer, ticket, [1, 0], session="s", verify=verify).wait(20)
+    found = one.pool.counters("s")
+    assert found["bytes_converted"] == 4 * CHUNK
+    assert found["bytes_read"] == found["bytes_loaded"] == 4 * CHUNK // (2 * N) * (2 * N - 7)
+
+
 @pytest.mark.parametrize(("near", "verify"), ALL)
 def test_pages_whose_owner_closes_them_are_not_the_leases(loads: Callable[[str], Loads], near: str, verify: bool) -> None:
     one = loads(near)
@@ -127,6 +138,56 @@ def test_a_close_ends_a_pull_at_the_next_chunk(loads: Callable[[str], Loads], ne
     with pytest.raises((hmc.ClosedError, hmc.PeerLostError)):
         one.pull(verify=verify).wait(20)
     assert one.loads == 4
+
+
+@pytest.mark.parametrize("what", ["owner", "reader", "mine", "theirs"])
+def test_a_close_waits_for_the_chunk_that_is_under_way(
+    loads: Callable[[str], Loads], monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    one, real = loads(OTHER), layout.convert
+    begun, goes_on, over = threading.Event(), threading.Event(), threading.Event()
+
+    def slow(*given: Any, **more: Any) -> Any:
+        begun.set()
+        assert goes_on.wait(20)
+        found = real(*given, **more)
+        over.set()
+        return found
+
+    monkeypatch.setattr(layout, "convert", slow)
+    pull = one.pull(verify=True)
+    assert begun.wait(20)
+    if what in ("mine", "theirs"):
+        with pytest.raises(hmc.HmcTimeoutError, match="may still be written"):
+            getattr(one, what).close(timeout=0.05)
+    timer = threading.Timer(0.2, goes_on.set)
+    timer.start()
+    getattr(one, what).close()
+    assert over.is_set()
+    before = one.array.copy()
+    with pytest.raises((hmc.ClosedError, hmc.PeerLostError, hmc.LeaseExpiredError)):
+        pull.wait(20)
+    assert np.array_equal(one.array, before)
+
+
+def test_a_hold_is_of_one_context_and_of_open_buffers(loads: Callable[[str], Loads]) -> None:
+    one = loads(PLAIN)
+    one.pull(verify=False).wait(20)
+    remote = one.pool.remote(one.peer, one.lender.id, lambda: None).buffers
+    with pytest.raises(hmc.InvalidArgumentError, match="one Context"), hmc._core.BufferHold([one.theirs], remote):
+        pass
+    with pytest.raises(hmc.InvalidArgumentError), hmc._core.BufferHold([], []):
+        pass
+    one.theirs.close(20)
+    until = time.monotonic() + 20
+    while remote[0].alive:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    with pytest.raises(hmc.StaleBufferError), hmc._core.BufferHold([one.mine], remote):
+        pass
+    one.mine.close(20)  # the hold that was refused holds nothing
+    with pytest.raises(hmc.ClosedError), hmc._core.BufferHold([one.mine], []):
+        pass
 
 
 @pytest.mark.parametrize(("near", "verify"), ALL)

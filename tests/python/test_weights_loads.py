@@ -13,7 +13,7 @@ from weights_pair import Pair, random
 
 import hmc
 from hmc import weights
-from hmc.weights import _cells
+from hmc.weights import _cells, _pull
 from hmc.weights._digest import Grid
 
 
@@ -99,6 +99,26 @@ def test_a_changed_byte_is_found(pair: Pair, loads: list[int], byte: int) -> Non
     with pytest.raises(hmc.CorruptError, match="tensor x"):
         plan.pull(timeout=20).wait()
     assert len(loads) > 1
+
+
+def test_the_digests_of_a_pull_that_failed_are_not_those_of_the_next(
+    pair: Pair, loads: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    array = mapped(pair, random((1024, 4096), "<u2"))
+    plan = pair.plan(pair.publish({"x": array}), {"x": np.zeros((1024, 4096), "<u2")})
+
+    def fails(*_: Any) -> None:
+        raise hmc.EpochChangedError("as a source that begins an update")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_pull.Worker, "_same_epoch", lambda *_: fails() if loads else None)
+        with pytest.raises(hmc.EpochChangedError):
+            plan.pull(timeout=20).wait()
+    array[7, 7] ^= 1
+    for move in plan._moves.values():
+        move._loads = False  # by the transport
+    with pytest.raises(hmc.CorruptError):
+        plan.pull(timeout=20).wait()
 
 
 def test_an_update_amid_a_pull_is_found(pair: Pair, loads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

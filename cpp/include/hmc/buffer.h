@@ -95,8 +95,8 @@ class HMC_API RemoteBuffer {
   [[nodiscard]] bool alive() const;
   // This slice as `by` reaches it, if HMC allocated it in this process or has mapped it from another one of the host: CPU memory
   // for the CPU, memory of a device for a device here that operations have used it with. Else no bytes. That may change from call
-  // to call: keep get() as the other way. No close() waits for loads, no counter counts them, and the owner may write meanwhile:
-  // synchronise with it by messages or notifications.
+  // to call: keep get() as the other way. No close() waits for loads outside of a BufferHold, no counter counts them, and the owner
+  // may write meanwhile: synchronise with it by messages or notifications.
   [[nodiscard]] LoadableBytes loadable(const Device& by = Device::cpu()) const;
 
   RemoteBuffer(std::shared_ptr<RemoteBufferState> state, std::size_t offset, std::size_t size) noexcept;

@@ -3,6 +3,7 @@
 
 #include "hmc/batch.h"
 #include "hmc/buffer.h"
+#include "hmc/buffer_hold.h"
 #include "hmc/communicator.h"
 #include "hmc/completion_queue.h"
 #include "hmc/context.h"

@@ -1,4 +1,8 @@
 // Copies of rows past the cache, for tile_loops.h and by its rules.
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
 #include "layout/tile.h"
 
 namespace hmc {
@@ -53,7 +57,7 @@ bool stream(std::uint32_t* sums, std::byte* to, std::size_t to_stride, const std
             std::size_t rows, std::size_t bytes, std::size_t size, const std::int16_t* keys) noexcept {
   // A line that two rows share leaves the processor whole where they follow one another: arrays of NumPy begin 16 bytes behind a
   // line.
-  if (bytes % 32 != 0 || to_stride % 16 != 0 || reinterpret_cast<std::uintptr_t>(to) % 16 != 0) return false;
+  if (bytes == 0 || bytes % 32 != 0 || to_stride % 16 != 0 || reinterpret_cast<std::uintptr_t>(to) % 16 != 0) return false;
   if (sums == nullptr) {
     stream_rows<false, false>(sums, to, to_stride, from, from_stride, rows, bytes, keys);
   } else if (size == 1) {

@@ -274,6 +274,57 @@ TEST(Loadable, ReturnsTheOwnersBytes) {
   EXPECT_TRUE(same_bytes(whole.bytes, expected));
 }
 
+// Closes of either side wait for its end, as for an operation's.
+TEST(BufferHold, HoldsBothSides) {
+  Pair pair("shm");
+  const std::array local{*pair.a.buffer(3001)};
+  const auto theirs = *pair.b.buffer(20001);
+  const std::array remote{*pair.ab.import(*theirs.descriptor(), soon())};
+  std::optional<BufferHold> hold = *BufferHold::take(local, remote);
+  EXPECT_EQ(local[0].close(Deadline::after_seconds(0.05)).code(), Code::timeout);
+  EXPECT_EQ(theirs.close(Deadline::after_seconds(0.05)).code(), Code::timeout);
+  EXPECT_EQ(BufferHold::take({}, remote).status().code(), Code::stale);
+  EXPECT_EQ(BufferHold::take(local, {}).status().code(), Code::closed);
+  EXPECT_EQ(pair.b.close(Deadline::after_seconds(0.05)).code(), Code::timeout);
+  std::thread releases([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    hold.reset();
+  });
+  HMC_EXPECT_OK(local[0].close(soon()));
+  HMC_EXPECT_OK(theirs.close(soon()));
+  releases.join();
+}
+
+TEST(BufferHold, TheContextsCloseWaitsForItsEnd) {
+  Pair pair("shm");
+  const std::array local{*pair.a.buffer(3001)};
+  std::atomic<bool> over = false;
+  std::optional<BufferHold> hold = *BufferHold::take(local, {});
+  EXPECT_EQ(pair.a.close(Deadline::after_seconds(0.05)).code(), Code::timeout);
+  std::thread releases([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    over = true;
+    hold.reset();
+  });
+  HMC_EXPECT_OK(pair.a.close(soon()));
+  EXPECT_TRUE(over);
+  releases.join();
+  EXPECT_EQ(BufferHold::take(local, {}).status().code(), Code::closed);
+}
+
+TEST(BufferHold, ThatIsRefusedHoldsNothing) {
+  Pair pair("shm");
+  const std::array local{*pair.a.buffer(3001), ConnBuffer()};
+  EXPECT_EQ(BufferHold::take(local, {}).status().code(), Code::invalid_argument);
+  EXPECT_EQ(BufferHold::take({}, {}).status().code(), Code::invalid_argument);
+  const std::array both{local[0], *pair.b.buffer(100)};
+  EXPECT_EQ(BufferHold::take(both, {}).status().code(), Code::invalid_argument);
+  HMC_EXPECT_OK(local[0].close(soon()));
+  const std::array closed{*pair.a.buffer(10), local[0]};
+  EXPECT_EQ(BufferHold::take(closed, {}).status().code(), Code::closed);
+  HMC_EXPECT_OK(closed[0].close(soon()));
+}
+
 TEST(Loadable, OfTheContextItself) {
   const Context context = make_context("local");
   const auto buffer = *context.buffer(5000);

@@ -185,6 +185,10 @@ Status Exports::unpublish(std::string_view name) {
   return {};
 }
 
+void Exports::end_hold() {
+  if (--holds_ == 0) context_.engine()->wake_waiters();
+}
+
 std::vector<std::shared_ptr<BufferState>> Exports::unpublish_all() {
   std::vector<std::shared_ptr<BufferState>> buffers;
   for (auto& [name, buffer] : std::exchange(published_, {})) buffers.push_back(std::move(buffer));

@@ -49,6 +49,10 @@ class Exports {
     }
     for (const auto& exposure : closing_) look(*exposure);
   }
+  // BufferHolds, for which the Context's end waits.
+  void begin_hold() noexcept { ++holds_; }
+  void end_hold();
+  [[nodiscard]] std::size_t holds() const noexcept { return holds_; }
   // This Context's own lookups, each until its name is published.
   [[nodiscard]] std::list<ImportWait*>& lookups() noexcept { return lookups_; }
   // The Context ends. What is returned may own user memory, and goes without the lock.
@@ -68,6 +72,7 @@ class Exports {
   std::vector<std::shared_ptr<Exposure>> closing_;
   std::map<std::string, std::shared_ptr<BufferState>, std::less<>> published_;
   std::list<ImportWait*> lookups_;
+  std::size_t holds_ = 0;
 };
 
 }  // namespace hmc

@@ -46,6 +46,10 @@ class Imports {
   void retire(const std::shared_ptr<RemoteImport>& record);
   void settle(const std::shared_ptr<RemoteImport>& record);
   [[nodiscard]] bool flushing() const noexcept;
+  // BufferHolds of the peer's buffers.
+  void begin_hold() noexcept { ++holds_; }
+  void end_hold();
+  [[nodiscard]] bool held() const noexcept { return holds_ != 0; }
   // Releases what was imported for a transport that did not reach the buffer from any device.
   void drop_unused(RemoteImport& record, const EndpointSlot* slot);
   // A connection has ended.
@@ -73,6 +77,7 @@ class Imports {
   PeerImpl& peer_;                             // its control channel, phase, works and name
   std::uint64_t next_request_ = random_u64();  // not to be guessed by control messages made up at random
   std::unordered_map<std::uint64_t, std::shared_ptr<Request>> requests_;
+  std::size_t holds_ = 0;
   std::vector<std::shared_ptr<RemoteImport>> records_;
   std::vector<std::weak_ptr<RemoteBufferState>> remotes_;
   bool withdrawing_ = false;  // something withdrawn may still be in use

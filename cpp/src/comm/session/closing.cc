@@ -103,6 +103,10 @@ void Closing::on_bye_ack() {
 
 void Closing::advance_soon() { peer_.impl().peers().pump_soon(peer_); }
 
+void Closing::on_drained() {
+  if (state_ == State::draining) advance_soon();
+}
+
 void Closing::advance() {
   if (state_ == State::draining) {
     if (!quiet()) return;
@@ -139,7 +143,8 @@ void Closing::receive_rest() {
 // Nothing of this side is in flight: no operation, no message that has begun, no put that is complete at this end only.
 bool Closing::quiet() {
   if (!peer_.posts().empty() || !peer_.works().empty()) return false;
-  return !peer_.imports().flushing() && peer_.impl().messenger().quiet(peer_, bye_received_) && peer_.posts().receipts().complete();
+  return !peer_.imports().flushing() && !peer_.imports().held() && peer_.impl().messenger().quiet(peer_, bye_received_) &&
+         peer_.posts().receipts().complete();
 }
 
 // What was posted, is not known to have arrived, and has no Work that says so; as text for people, empty if nothing. `reason`: why

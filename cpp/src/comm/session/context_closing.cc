@@ -40,7 +40,7 @@ Status ContextClosing::close(Deadline deadline, bool force) {
   if (over()) return {};
   begun_.store(true);
   begin();
-  const bool alone = engine.drive(deadline, [this] { return context_.peers().empty(); });
+  const bool alone = engine.drive(deadline, [this] { return context_.peers().empty() && context_.exports().holds() == 0; });
   if (!alone && !force && is_interrupted()) return interrupted_close();
   std::string outcome;
   {
@@ -52,6 +52,10 @@ Status ContextClosing::close(Deadline deadline, bool force) {
       const std::string what = peer->closing().unfinished();
       if (!what.empty()) unfinished += (unfinished.empty() ? "" : "; ") + what;
       held = held || peer->link().holds();
+    }
+    if (const std::size_t holds = context_.exports().holds(); holds != 0) {
+      unfinished += (unfinished.empty() ? "" : "; ") + std::to_string(holds) + " conversions of this process use its buffers";
+      held = true;
     }
     if (!unfinished.empty()) outcome = "the Context was closed before its peers had answered: " + unfinished;
     for (std::size_t i = 0; i < lost_.size() && i < max_named; ++i)
