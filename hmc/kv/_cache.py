@@ -234,9 +234,9 @@ class Cache:
         Returns the digest of what was read, or 0.
         """
         with BufferHold(self.buffers, []):
-            return self._write(chunk, source, session, position, digest)
+            return self._write_chunk(chunk, source, session, position, digest)
 
-    def _write(self, chunk: Chunk, source: ConnBuffer, session: str, position: int, digest: bool) -> int:
+    def _write_chunk(self, chunk: Chunk, source: ConnBuffer, session: str, position: int, digest: bool) -> int:
         near, nbytes = chunk.near, chunk.packed.buffer_bytes
         if self.on_cpu:
             return _write(chunk, source, (self.layout, self.buffers, near.blocks), position, digest)

@@ -161,7 +161,7 @@ class Pull:
     ) -> int | None:
         """Reads the layers. Returns the sum of the digests that what is read is checked against."""
         wanted = None
-        if verify and self._find_there(remote):  # digested as it is copied
+        if verify and self._finds_there(remote):  # digested as it is copied
             sizes = list(self._sizes(source, layers, heads))
             beside = not self.pool.cache.on_cpu and sum(size for size, _ in sizes) >= OWN_THREAD_BYTES
             with self._load(remote, source, layers, verify, beside) as load:
@@ -196,7 +196,7 @@ class Pull:
         return self._digest_of_lease(remote, rows, layers, heads) if verify and wanted is None else wanted
 
     def _convert(self, remote: RemotePool, source: Side, layers: tuple[int, int], verify: bool) -> None:
-        if self._find_there(remote):
+        if self._finds_there(remote):
             with self._load(remote, source, layers, verify) as load:
                 if self._loaded(remote, load):
                     self.bytes_converted += load.packed_bytes
@@ -218,7 +218,7 @@ class Pull:
         finally:
             flight.give_up(self._drop)
 
-    def _find_there(self, remote: RemotePool) -> bool:
+    def _finds_there(self, remote: RemotePool) -> bool:
         """Whether this side reads the peer's arrays without an operation."""
         by = self.pool.cache.loads_on
         if self.there is None and by is not None and not self._refused:
