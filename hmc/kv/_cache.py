@@ -209,6 +209,10 @@ class Cache:
 
         Returns the digest of what was written, or 0.
         """
+        with BufferHold(self.buffers, []):
+            return self._read_chunk(chunk, into, session, digest)
+
+    def _read_chunk(self, chunk: Chunk, into: ConnBuffer, session: str, digest: bool) -> int:
         near, nbytes = chunk.near, chunk.packed.buffer_bytes
         if self.on_cpu:
             return _read(chunk, (self.layout, self.buffers, near.blocks), into, digest)

@@ -312,6 +312,29 @@ TEST(BufferHold, TheContextsCloseWaitsForItsEnd) {
   EXPECT_EQ(BufferHold::take(local, {}).status().code(), Code::closed);
 }
 
+TEST(BufferHold, OfTheContextsOwnBuffersByImport) {
+  const Context context = make_context("local");
+  const auto buffer = *context.buffer(5000);
+  const auto own = *context.connect(context.addresses()[0], soon());
+  const std::array remote{*own.import(*buffer.descriptor(), soon())};
+  std::optional<BufferHold> hold = *BufferHold::take({}, remote);
+  EXPECT_EQ(buffer.close(Deadline::after_seconds(0.05)).code(), Code::timeout);
+  hold.reset();
+  HMC_EXPECT_OK(buffer.close(soon()));
+}
+
+TEST(BufferHold, IsRefusedOnceThePeerCloses) {
+  Pair pair("shm");
+  const auto theirs = *pair.b.buffer(20001);
+  const std::array remote{*pair.ab.import(*theirs.descriptor(), soon())};
+  std::optional<BufferHold> hold = *BufferHold::take({}, remote);
+  pair.ab.close();
+  EXPECT_FALSE(BufferHold::take({}, remote).ok());
+  EXPECT_EQ(pair.b.close(Deadline::after_seconds(0.05)).code(), Code::timeout);
+  hold.reset();
+  HMC_EXPECT_OK(pair.b.close(soon()));
+}
+
 TEST(BufferHold, ThatIsRefusedHoldsNothing) {
   Pair pair("shm");
   const std::array local{*pair.a.buffer(3001), ConnBuffer()};

@@ -92,6 +92,11 @@ Result<std::shared_ptr<Exposure>> Exports::resolve(const wire::Import& m) const 
   return slot.open;
 }
 
+std::shared_ptr<Exposure> Exports::open(std::uint64_t id, std::uint64_t generation) const {
+  if (id == 0 || id > slots_.size() || slots_[id - 1].generation != generation) return nullptr;
+  return slots_[id - 1].open;
+}
+
 void Exports::begin_close(const std::shared_ptr<Exposure>& exposure) {
   if (exposure->closed.exchange(true)) return;
   const std::size_t slot = exposure->id - 1;

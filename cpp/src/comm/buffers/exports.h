@@ -37,6 +37,8 @@ class Exports {
   [[nodiscard]] std::optional<Descriptor> find(std::string_view name) const;
   // The open buffer that `m` names. Errors: stale, authentication, invalid_argument.
   Result<std::shared_ptr<Exposure>> resolve(const wire::Import& m) const;
+  // The buffer, unless it is closed.
+  [[nodiscard]] std::shared_ptr<Exposure> open(std::uint64_t id, std::uint64_t generation) const;
   // Ends the buffer without waiting: importers are told. Idempotent.
   void begin_close(const std::shared_ptr<Exposure>& exposure);
   // Closed and quiet? Then its registration ends.

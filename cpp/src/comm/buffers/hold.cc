@@ -3,6 +3,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/fork.h"
 #include "comm/context_impl.h"
 
 namespace hmc {
@@ -11,8 +12,50 @@ class BufferHold::State {
  public:
   explicit State(std::shared_ptr<ContextImpl> context) noexcept : context_(std::move(context)) {}
   ~State() {
-    if (context_->engine()->forked()) return;
+    if (!begun_ || context_->engine()->forked()) return;
     const auto lock = context_->engine()->lock();
+    release();
+  }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  // Engine lock held. After an error nothing is held.
+  Status take(std::span<const ConnBuffer> local, std::span<const RemoteBuffer> remote) {
+    HMC_TRY(context_->usable());
+    begun_ = true;
+    context_->exports().begin_hold();
+    Status taken = add(local, remote);
+    if (!taken.ok()) release();
+    return taken;
+  }
+
+ private:
+  Status add(std::span<const ConnBuffer> local, std::span<const RemoteBuffer> remote) {
+    for (const ConnBuffer& buffer : local) {
+      if (buffer.closed()) return Status(Code::closed, "this ConnBuffer is closed; register the memory again");
+      add(buffer.state()->exposure);
+    }
+    for (const RemoteBuffer& buffer : remote) {
+      const auto& peer = buffer.state()->peer;
+      const auto& record = buffer.state()->record;
+      if (!record->alive.load()) return record->dead;
+      if (peer->phase() == PeerPhase::closed || peer->phase() == PeerPhase::lost) return peer->failure();
+      if (peer->is_self()) {
+        if (auto own = context_->exports().open(record->buffer_id, record->generation)) add(std::move(own));
+      }
+      remotes_.emplace_back(peer, record);
+      ++record->operations;
+      peer->imports().begin_hold();
+    }
+    return {};
+  }
+  void add(std::shared_ptr<Exposure> exposure) {
+    locals_.push_back(std::move(exposure));
+    ++locals_.back()->local_operations;
+    locals_.back()->touched = true;
+  }
+  void release() {
+    begun_ = false;
     for (const auto& exposure : locals_) {
       --exposure->local_operations;
       context_->exports().settle(exposure);
@@ -22,37 +65,13 @@ class BufferHold::State {
       peer->imports().settle(record);
       peer->imports().end_hold();
     }
-    if (begun_) context_->exports().end_hold();
-  }
-  State(const State&) = delete;
-  State& operator=(const State&) = delete;
-
-  // Engine lock held.
-  Status take(std::span<const ConnBuffer> local, std::span<const RemoteBuffer> remote) {
-    begun_ = true;
-    context_->exports().begin_hold();
-    HMC_TRY(context_->usable());
-    for (const ConnBuffer& buffer : local) {
-      if (buffer.closed()) return Status(Code::closed, "this ConnBuffer is closed; register the memory again");
-      locals_.push_back(buffer.state()->exposure);
-      ++locals_.back()->local_operations;
-      locals_.back()->touched = true;
-    }
-    for (const RemoteBuffer& buffer : remote) {
-      const auto& record = buffer.state()->record;
-      if (!record->alive.load()) return record->dead;
-      remotes_.emplace_back(buffer.state()->peer, record);
-      ++record->operations;
-      buffer.state()->peer->imports().begin_hold();
-    }
-    return {};
+    context_->exports().end_hold();
   }
 
- private:
-  bool begun_ = false;
   const std::shared_ptr<ContextImpl> context_;
-  std::vector<std::shared_ptr<Exposure>> locals_;
+  std::vector<std::shared_ptr<Exposure>> locals_;  // those of remote buffers that are this Context's own included
   std::vector<std::pair<std::shared_ptr<PeerImpl>, std::shared_ptr<RemoteImport>>> remotes_;
+  bool begun_ = false;
 };
 
 Result<BufferHold> BufferHold::take(std::span<const ConnBuffer> local, std::span<const RemoteBuffer> remote) {
@@ -64,6 +83,7 @@ Result<BufferHold> BufferHold::take(std::span<const ConnBuffer> local, std::span
   };
   if (!std::ranges::all_of(local, belongs) || !std::ranges::all_of(remote, belongs) || !context)
     return Status(Code::invalid_argument, "a hold needs buffers of one Context, and no empty handle");
+  if (context->engine()->forked()) return forked_status();
   auto state = std::make_shared<State>(context);
   Status taken;
   {
