@@ -190,6 +190,24 @@ def test_a_hold_is_of_one_context_and_of_open_buffers(loads: Callable[[str], Loa
         pass
 
 
+@pytest.mark.parametrize("near", [PLAIN, OTHER])
+def test_a_push_reads_no_array_that_was_closed(loads: Callable[[str], Loads], near: str) -> None:
+    one = loads(near)
+    inbox = one.pool.receive(one.peer, list(range(BLOCKS)))
+    push = one.lender.push(one.owner.accept(timeout=20), inbox.ticket, list(range(BLOCKS)), credits=1)
+    push.ready(0, timeout=20)
+    push.ready(1, timeout=20)  # behind the credit of layer 0
+    one.theirs.close(20)
+    one.pages[:] = 17
+    with pytest.raises(hmc.HmcError):
+        for layer in (2, 3):
+            push.ready(layer, timeout=20)
+        push.wait(20)
+    with pytest.raises(hmc.HmcError):
+        inbox.wait(20)
+    assert not (one.array.reshape(4, -1)[2:] == 17).all(axis=1).any()
+
+
 @pytest.mark.parametrize(("near", "verify"), ALL)
 def test_a_cancelled_pull_counts_what_it_has_read(loads: Callable[[str], Loads], near: str, verify: bool) -> None:
     one = loads(near)

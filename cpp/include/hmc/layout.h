@@ -128,8 +128,8 @@ HMC_API Result<std::vector<LayoutRuns>> layout_runs(const LayoutMove& move);
 
 struct LayoutConvertOptions {
   bool digest = false;  // of the source's elements as they were read
-  std::optional<Device> device =
-      std::nullopt;  // that reads and writes all buffers, as RemoteBuffer::loadable() gave them; none: found by address
+  // That reads and writes all buffers, as RemoteBuffer::loadable() gives them; none: found by their addresses.
+  std::optional<Device> device = std::nullopt;
 };
 // Copies, permutes and casts. Buffers: those of each layout, which do not overlap. A cast goes by f32 and rounds to nearest even;
 // above the largest number, 8-bit types get their largest number, others an infinity. NaN stays NaN. Returns the digest (0: not
