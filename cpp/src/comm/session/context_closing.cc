@@ -54,7 +54,8 @@ Status ContextClosing::close(Deadline deadline, bool force) {
       held = held || peer->link().holds();
     }
     if (const std::size_t holds = context_.exports().holds(); holds != 0) {
-      unfinished += (unfinished.empty() ? "" : "; ") + std::to_string(holds) + " operations of this process on its buffers have not ended";
+      unfinished +=
+          (unfinished.empty() ? "" : "; ") + std::to_string(holds) + " operations of this process on its buffers have not ended";
       held = true;
     }
     if (!unfinished.empty()) outcome = "the Context was closed before its peers had answered: " + unfinished;
