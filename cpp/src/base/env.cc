@@ -18,8 +18,7 @@ constexpr auto table = std::to_array<EnvVariable>({
     {"HMC_CHECK_MEMORY", "1", "0: allocate host memory without a look at how much there is."},
     {"HMC_CNCL_LIBRARY", "", "Path of Cambricon's CNCL (libcncl.so), as HMC_NCCL_LIBRARY."},
     {"HMC_CPU_THREADS", "",
-     "Threads that convert and digest caches on the CPU, 1 to 64; unset: half of the processors, 2 (where there are as many) to "
-     "8."},
+     "Threads that convert and digest caches on the CPU, 1 to 64; unset: half of several processors, 2 to 8."},
     {"HMC_CUDA_LIBRARY", "", "Path of NVIDIA's driver library (libcuda.so.1) to use and no other, or `off`."},
     {"HMC_DTK_RCCL_LIBRARY", "", "Path of the RCCL of Hygon's DTK (librccl.so.1), as HMC_NCCL_LIBRARY."},
     {"HMC_FUSED", "1", "0: collectives among the ranks of one host go by messages, not over memory that they share."},

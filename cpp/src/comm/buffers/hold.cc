@@ -45,7 +45,7 @@ class BufferHold::State {
       }
       remotes_.emplace_back(peer, record);
       ++record->operations;
-      peer->imports().begin_hold();
+      ++peer->imports().holds();
     }
     return {};
   }
@@ -63,7 +63,7 @@ class BufferHold::State {
     for (const auto& [peer, record] : remotes_) {
       --record->operations;
       peer->imports().settle(record);
-      peer->imports().end_hold();
+      if (--peer->imports().holds() == 0) peer->operation_over();
     }
     context_->exports().end_hold();
   }

@@ -175,11 +175,6 @@ bool Imports::flushing() const noexcept {
   return std::ranges::any_of(records_, [](const auto& record) { return record->flushing; });
 }
 
-void Imports::end_hold() {
-  --holds_;
-  peer_.closing().on_drained();
-}
-
 void Imports::drop_unused(RemoteImport& record, const EndpointSlot* slot) {
   const RemoteImport::Entry* entry = record.find(slot);
   if (entry == nullptr || !entry->prepared.empty() || entry->preparing || record.flushing) return;

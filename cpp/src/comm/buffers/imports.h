@@ -46,10 +46,8 @@ class Imports {
   void retire(const std::shared_ptr<RemoteImport>& record);
   void settle(const std::shared_ptr<RemoteImport>& record);
   [[nodiscard]] bool flushing() const noexcept;
-  // BufferHolds of the peer's buffers.
-  void begin_hold() noexcept { ++holds_; }
-  void end_hold();
-  [[nodiscard]] bool held() const noexcept { return holds_ != 0; }
+  // BufferHolds of the peer's buffers, which a close waits for.
+  [[nodiscard]] std::size_t& holds() noexcept { return holds_; }
   // Releases what was imported for a transport that did not reach the buffer from any device.
   void drop_unused(RemoteImport& record, const EndpointSlot* slot);
   // A connection has ended.

@@ -103,10 +103,6 @@ void Closing::on_bye_ack() {
 
 void Closing::advance_soon() { peer_.impl().peers().pump_soon(peer_); }
 
-void Closing::on_drained() {
-  if (state_ == State::draining) advance_soon();
-}
-
 void Closing::advance() {
   if (state_ == State::draining) {
     if (!quiet()) return;
@@ -143,7 +139,7 @@ void Closing::receive_rest() {
 // Nothing of this side is in flight: no operation, no message that has begun, no put that is complete at this end only.
 bool Closing::quiet() {
   if (!peer_.posts().empty() || !peer_.works().empty()) return false;
-  return !peer_.imports().flushing() && !peer_.imports().held() && peer_.impl().messenger().quiet(peer_, bye_received_) &&
+  return !peer_.imports().flushing() && peer_.imports().holds() == 0 && peer_.impl().messenger().quiet(peer_, bye_received_) &&
          peer_.posts().receipts().complete();
 }
 

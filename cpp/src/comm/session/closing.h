@@ -31,8 +31,6 @@ class Closing {
   // Something may have ended that it waits for.
   void advance();
   void advance_soon();
-  // Something that a close waits for is over.
-  void on_drained();
   // A message of a group was accepted by the control channel; one was received.
   void group_message_sent() noexcept { ++group_messages_sent_; }
   void on_group_message();
