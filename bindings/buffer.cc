@@ -127,12 +127,9 @@ void bind_buffer(py::module_& module) {
            "This slice without a copy, as a read-only NumPy array of uint8, or for a ``device`` as a read-only Memory; or None.\n\n"
            "For CPU memory that HMC allocated in this process, or has mapped from another one of the host, and for memory of a "
            "device that ``device``, one of this process such as \"cuda:0\", has used in an operation. It may be None at one call "
-           "and "
-           "not at the next: keep get() as the other way. The array or Memory remains valid when the owner closes the buffer or "
-           "dies. No "
-           "close() waits for those who read it outside of a BufferHold, no counter counts that, and the owner may write "
-           "meanwhile: synchronise with it by "
-           "messages or notifications.")
+           "and not at the next: keep get() as the other way. The array or Memory remains valid when the owner closes the buffer "
+           "or dies. No close() waits for those who read it outside of a BufferHold, no counter counts that, and the owner may "
+           "write meanwhile: synchronise with it by messages or notifications.")
       .def("__repr__", [](const RemoteBuffer& self) {
         return "<hmc.RemoteBuffer " + std::to_string(self.size()) + " bytes on " + self.device().str() +
                (self.alive() ? ">" : ", gone>");

@@ -17,8 +17,8 @@ OWN_THREAD_BYTES = 1 << 30  # bytes; of fewer the digests are read in less time 
 class Load:
     """Converts chunks from a peer's arrays, which this side can read, into a cache.
 
-    In wait(), or with ``beside`` from the start on, on a thread of its own. At the end of the ``with`` block nothing is written any
-    more. One thread.
+    wait() converts them; with ``beside`` another thread does, from the beginning of the ``with`` block. Nothing is written after
+    the block. Not for several threads.
     """
 
     def __init__(self, load: Callable[[Chunk], int | None], todo: Iterator[Chunk], beside: bool) -> None:

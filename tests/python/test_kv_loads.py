@@ -242,7 +242,7 @@ LENDER = """
 @pytest.mark.parametrize("text", [TEXT, OTHER])
 @pytest.mark.parametrize("beside", [False, True])
 def test_pages_of_a_device_are_loaded_by_another_one(text: str, beside: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if beside:  # on a thread of its own, as many pages
+    if beside:  # by another thread, as from 1 GiB on
         monkeypatch.setattr(_pull, "OWN_THREAD_BYTES", 0)
 
     def refuse(*_: Any, **__: Any) -> None:
