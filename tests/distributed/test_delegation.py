@@ -19,17 +19,23 @@ class Counted(dist.ProcessGroupGloo):
         taken.append("abort")
         super().abort()
 
+def counted(name):
+    own = getattr(dist.ProcessGroupGloo, name)
+    def call(self, *arguments):
+        taken.append(name)
+        return own(self, *arguments)
+    return call
+
+# Not as attributes of the object, which would refer to itself: only its end waits for gloo's threads, and one that frees a tensor
+# while the interpreter ends aborts the process.
+for name in {{*_delegation._COLLECTIVES, *_delegation._COLLECTIVES.values()}} & set(dir(dist.ProcessGroupGloo)):
+    setattr(Counted, name, counted(name))
+
 def made(store, rank, size, timeout):
     device = dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")
     options = dist.ProcessGroupGloo._Options()
     options._devices, options._timeout = [device], timeout
-    backend = Counted(store, rank, size, options)
-    for name in {{*_delegation._COLLECTIVES, *_delegation._COLLECTIVES.values()}} & set(dir(backend)):
-        def call(*arguments, name=name, own=getattr(backend, name)):
-            taken.append(name)
-            return own(*arguments)
-        setattr(backend, name, call)
-    return backend
+    return Counted(store, rank, size, options)
 
 _native.library = lambda: _native.Library("cpu", NAME, lambda device: str(CARD), made)
 """
