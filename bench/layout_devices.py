@@ -20,7 +20,7 @@ import statistics
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -133,12 +133,12 @@ def digests(text: str, tokens: int, device: str, repeat: int, compared: bool) ->
 def conversions(texts: tuple[str, str], tokens: int, device: str, repeat: int, compared: bool) -> float:
     source, target = (Cache(text, tokens, device, compared) for text in texts)
 
-    def convert(read: Any, written: Any, digest: bool = False) -> int:
+    def convert(read: Any, written: Any, digest: Literal["source"] | None = None) -> int:
         return layout.convert(source.layout, read, source.blocks, target.layout, written, target.blocks, tokens, digest=digest)
 
-    found = ready(lambda: convert(source.memory, target.memory, True))
+    found = ready(lambda: convert(source.memory, target.memory, "source"))
     if compared:
-        assert found == convert(source.here, target.here, True), f"{source.layout} to {target.layout}: another digest"
+        assert found == convert(source.here, target.here, "source"), f"{source.layout} to {target.layout}: another digest"
         count = different(target.layout.dtype, target.read(), target.here)
         assert count == 0, f"{source.layout} to {target.layout}: {count} elements differ"
     seconds = timed(lambda: convert(source.memory, target.memory), repeat)

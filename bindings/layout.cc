@@ -111,10 +111,19 @@ py::list runs(const Argument<Layout, "source">& source, const py::object& source
   return all;
 }
 
+LayoutDigest digest_of(const py::object& wanted) {
+  if (wanted.is_none()) return LayoutDigest::none;
+  const std::string name = py::isinstance<py::str>(wanted) ? wanted.cast<std::string>() : "";
+  if (name == "source") return LayoutDigest::source;
+  if (name == "target") return LayoutDigest::target;
+  return check(Result<LayoutDigest>(
+      Status(Code::invalid_argument, "digest=" + std::string(py::repr(wanted)) + "; pass \"source\", \"target\" or None")));
+}
+
 std::uint64_t convert(const Argument<Layout, "source">& source, const py::sequence& source_arrays, const py::object& source_blocks,
                       std::uint64_t source_first, const Argument<Layout, "target">& target, const py::sequence& target_arrays,
                       const py::object& target_blocks, std::uint64_t target_first, std::uint64_t tokens, std::uint64_t position,
-                      const Layers& layers, const Heads& heads, bool digest) {
+                      const Layers& layers, const Heads& heads, const py::object& digest) {
   const Buffers from = buffers_of(source_arrays, false), to = buffers_of(target_arrays, true);
   const Blocks from_blocks = copied_offsets_of(source_blocks, "source blocks");
   const Blocks to_blocks = copied_offsets_of(target_blocks, "target blocks");
@@ -123,8 +132,9 @@ std::uint64_t convert(const Argument<Layout, "source">& source, const py::sequen
       range_of(heads)};
   const auto read = readable(from);
   const auto written = writable(to);
+  const LayoutDigest wanted = digest_of(digest);
   const ReleasedGil nogil;
-  return check(layout_convert(move, read, written, {digest, common_device(from, to)}));
+  return check(layout_convert(move, read, written, {wanted, common_device(from, to)}));
 }
 
 LayoutSelection selection_of(const Layout& layout, const Blocks& blocks, std::uint64_t first, std::uint64_t tokens,

@@ -246,6 +246,12 @@ class RemoteBuffer:
 
         For CPU memory that HMC allocated in this process, or has mapped from another one of the host, and for memory of a device that ``device``, one of this process such as "cuda:0", has used in an operation. It may be None at one call and not at the next: keep get() as the other way. The array or Memory remains valid when the owner closes the buffer or dies. No close() waits for those who read it outside of a BufferHold, no counter counts that, and the owner may write meanwhile: synchronise with it by messages or notifications.
         """
+    def storable(self, device: typing.Any = None) -> numpy.typing.NDArray[numpy.uint8] | Memory | None:
+        """
+        The same as a writable array or Memory, where its owner registered it with access "rw"; else None.
+
+        Write within a BufferHold only, for milliseconds at a time: no close() of the owner waits for other writes, which then land in memory that it may have freed.
+        """
     @property
     def access(self) -> str:
         """
@@ -2430,7 +2436,7 @@ def layout_convert(
     position: typing.SupportsInt,
     layers: tuple[typing.SupportsInt, typing.SupportsInt],
     heads: tuple[typing.SupportsInt, typing.SupportsInt],
-    digest: bool,
+    digest: typing.Any,
 ) -> int: ...
 def layout_digest(
     layout: Layout,

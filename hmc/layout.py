@@ -14,7 +14,7 @@ or a held stream keeps the device waiting.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from hmc import _core
 from hmc._arguments import whole
@@ -87,13 +87,14 @@ def convert(
     position: int = 0,
     layers: tuple[int, int] = _ALL,
     heads: tuple[int, int] = _ALL,
-    digest: bool = False,
+    digest: Literal["source", "target"] | None = None,
 ) -> int:
     """Copies ``tokens`` tokens between caches that do not overlap: permutes, changes the block size and casts.
 
     A cast multiplies by the source's scale over the target's and rounds to nearest even. 8-bit types take their largest number
-    above it, others an infinity; NaN stays NaN. Returns the digest of what was read, or 0 without ``digest=True``. ``position`` is
-    that of the first token in the sequence, for the digest. Releases the GIL.
+    above it, others an infinity; NaN stays NaN. Returns the digest of the source's elements as they were read, or of the target's
+    as they were written, or 0 without ``digest``. ``position`` is that of the first token in the sequence, for the digest.
+    Releases the GIL.
 
     Raises InvalidArgumentError or UnsupportedError, and has then written nothing; DeviceError.
     """

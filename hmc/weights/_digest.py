@@ -130,7 +130,9 @@ class Grid:
             pieces = zip(*(self._pieces(first, last, side.stride, count, False) for side in (source, target)), strict=True)
             for (read, offset), (written, _) in pieces:
                 from_, to = (side.data[start * side.stride + offset :] for side in (source, target))
-                total += layout.convert(read, from_, [0], written, to, [0], count, position=first_row + start, digest=digest)
+                total += layout.convert(
+                    read, from_, [0], written, to, [0], count, position=first_row + start, digest="source" if digest else None
+                )
         return total & _MASK
 
     def chunks_of(self, column: int, columns: int) -> tuple[int, int]:

@@ -44,7 +44,7 @@ void convert(const Layout& layout) {
   const std::uint64_t tokens = blocks.size() * layout.extent(LayoutAxis::token);
   const LayoutMove move{layout, {blocks, 0}, *packed, {blocks, 0}, tokens, 0, {}, {}};
   const std::span<std::byte> target(copy);
-  const auto digest = layout_convert(move, source, {&target, 1}, {true});
+  const auto digest = layout_convert(move, source, {&target, 1}, {LayoutDigest::source});
   check(digest.ok());
   const std::span<const std::byte> read(copy);
   check(layout_digest({*packed, {blocks, 0}, tokens, 0, {}, {}}, {&read, 1}).value() == digest.value());

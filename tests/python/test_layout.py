@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import hmc
 from hmc import layout as kv
 from hmc.layout import Layout
 
@@ -187,7 +188,8 @@ def test_every_pair_of_layouts(source_order: str, target_order: str) -> None:
     for dtype in ("bf16", rng.choice(["f8_e5m2", "f32"])):
         source, target, how = pair(rng, source_order, target_order, dtype, dtype)
         before = [array.copy() for array in target.arrays]
-        digest = convert(source, target, how, digest=True, position=7)
+        digest = convert(source, target, how, digest="source", position=7)
+        assert convert(source, target, how, digest="target", position=7) == digest
         want, got = moved(source, target, how)
         assert np.array_equal(want, got)
         untouched_but(target, before, how)
@@ -298,7 +300,7 @@ def test_casts_round_as_numpy_does(source_type: str, target_type: str) -> None:
             if source_type == "f32":  # random bits are seldom near the numbers of 8-bit types
                 words = source.arrays[0].view(np.float32)
                 words[:] = np.random.default_rng(5).normal(0, 100, words.size)
-            digest = convert(layout, target, how, digest=True)
+            digest = convert(layout, target, how, digest="source")
             want, got = moved(source, target, how)
             with np.errstate(over="ignore", invalid="ignore"):
                 values = decode(want, source_type).astype(np.float32)
@@ -313,6 +315,20 @@ def test_casts_round_as_numpy_does(source_type: str, target_type: str) -> None:
             }
             again = kv.digest(source.layout, source.arrays, how["blocks"][0], how["tokens"], first=how["source_first"], **common)
             assert again == digest
+            for array in target.arrays:
+                array[:] = 0
+            written = convert(layout, target, how, digest="target")
+            assert np.array_equal(moved(source, target, how)[1], got)
+            assert written == kv.digest(
+                target.layout, target.arrays, how["blocks"][1], how["tokens"], first=how["target_first"], **common
+            )
+
+
+def test_a_digest_is_of_the_source_or_the_target() -> None:
+    cache = Cache("L B H N (kv D)", L=1, B=2, N=16, H=4, D=32, dtype="bf16")
+    for wrong in (True, "", "both", 1):
+        with pytest.raises(hmc.InvalidArgumentError, match='pass "source", "target" or None'):
+            kv.convert(cache.layout, cache.arrays, [0], cache.layout, cache.arrays, [1], 16, digest=wrong)  # type: ignore[arg-type]
 
 
 def test_digests_add_up() -> None:

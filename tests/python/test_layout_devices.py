@@ -130,13 +130,13 @@ for call in calls:
     other.copy_from(here[::-1].copy())
     library.hmcsim_fail(call.encode(), 1, 999)
     try:
-        found = layout.convert(made, memory, [2, 0], made, other, [0, 1], 7, digest=True)
+        found = layout.convert(made, memory, [2, 0], made, other, [0, 1], 7, digest="source")
         assert found == wanted, call
     except hmc.HmcError as error:
         assert "cuda" in str(error) and "999" in str(error), (call, str(error))
         errors.add(call)
     library.hmcsim_reset()
-    assert layout.convert(made, memory, [2, 0], made, other, [0, 1], 7, digest=True) == wanted, call
+    assert layout.convert(made, memory, [2, 0], made, other, [0, 1], 7, digest="source") == wanted, call
     assert layout.digest(made, other, [0, 1], 7) == wanted, call
 assert errors == set(calls), set(calls) - errors
 """
@@ -170,8 +170,8 @@ def run(thread):
         target = hmc.Memory(turned.buffer_bytes, memory.device)
         found, wanted = np.zeros(turned.buffer_bytes, np.uint8), np.zeros(turned.buffer_bytes, np.uint8)
         target.copy_from(found)
-        total = layout.convert(made, memory, blocks, turned, target, blocks[::-1].copy(), tokens, digest=True)
-        assert total == layout.convert(made, here, blocks, turned, wanted, blocks[::-1].copy(), tokens, digest=True)
+        total = layout.convert(made, memory, blocks, turned, target, blocks[::-1].copy(), tokens, digest="source")
+        assert total == layout.convert(made, here, blocks, turned, wanted, blocks[::-1].copy(), tokens, digest="source")
         assert total == int(table.sum(dtype=np.uint64))
         target.copy_to(found)
         a, b = found.view(np.float32), wanted.view(np.float32)

@@ -126,9 +126,12 @@ struct LayoutRuns {
 // Errors: invalid_argument; unsupported, where the elements have to be converted; out_of_memory, above 2^26 runs.
 HMC_API Result<std::vector<LayoutRuns>> layout_runs(const LayoutMove& move);
 
+// Of which elements a conversion returns the digest: the source's as they were read, or the target's as they were written.
+enum class LayoutDigest : std::uint8_t { none, source, target };
+
 struct LayoutConvertOptions {
-  bool digest = false;  // of the source's elements as they were read
-  // That reads and writes all buffers, as RemoteBuffer::loadable() gives them; none: found by their addresses.
+  LayoutDigest digest = LayoutDigest::none;
+  // That reads and writes all buffers, as RemoteBuffer::loadable() and storable() give them; none: found by their addresses.
   std::optional<Device> device = std::nullopt;
 };
 // Copies, permutes and casts. Buffers: those of each layout, which do not overlap. A cast goes by f32 and rounds to nearest even;

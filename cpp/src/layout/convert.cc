@@ -22,7 +22,7 @@ const std::int16_t* keys_of(std::uint64_t dim, std::size_t element) noexcept {
 constexpr std::size_t parts_per_thread = 4;  // threads are not equally fast
 
 // Targets of at least this many bytes are written past the cache: they would evict everything else.
-constexpr std::uint64_t streaming_bytes = 8 << 20;
+constexpr std::uint64_t streaming_bytes = 2 << 20;
 
 std::uint64_t bytes_of(const Walk& walk, const Layout& layout) noexcept {
   std::uint64_t tokens = 0;
@@ -43,7 +43,7 @@ void in_parts(const Walk& walk, const Layout& layout, const CarryOut& carry_out)
 // Of one part of a walk.
 class Conversion {
  public:
-  Conversion(const LayoutMove& move, const Walk& walk, bool digest)
+  Conversion(const LayoutMove& move, const Walk& walk, LayoutDigest digest)
       : move_(move), walk_(walk), digest_(digest), from_(tile_strides(move.source)), to_(tile_strides(move.target)) {
     const std::size_t from_size = move.source.element(), to_size = move.target.element();
     const std::uint64_t dims = move.source.extent(LayoutAxis::dim);
@@ -75,23 +75,24 @@ class Conversion {
       } else {
         copy_tile(written, read, span.count, sums);
       }
-      if (digest_) total_ += weigh({sums.data(), span.count}, layer, kv, head, move_.position + span.token);
+      if (digest_ != LayoutDigest::none) total_ += weigh({sums.data(), span.count}, layer, kv, head, move_.position + span.token);
     });
     if (streams_) kernels_.end_stream();
     return total_;
   }
 
  private:
-  // The digest is that of the copy: the source may change at any time.
+  // The digest is that of the copy, of the source and the target alike: the source may change at any time.
   void copy_tile(std::byte* to, const std::byte* from, std::uint64_t tokens, Sums& sums) const noexcept {
     const std::size_t size = move_.source.element();
+    const bool digests = digest_ != LayoutDigest::none;
     for (const DimPiece& piece : walk_.pieces) {
       const std::int16_t* const keys = keys_of(piece.dim, size);
-      if (streams_ && kernels_.stream(digest_ ? sums.data() : nullptr, to + piece.target, to_.row, from + piece.source, from_.row,
+      if (streams_ && kernels_.stream(digests ? sums.data() : nullptr, to + piece.target, to_.row, from + piece.source, from_.row,
                                       tokens, piece.count * size, size, keys))
         continue;
       kernels_.copy(to + piece.target, to_, from + piece.source, from_, tokens, piece.count, size);
-      if (digest_) kernels_.digest(sums.data(), to + piece.target, to_, tokens, piece.count, size, keys);
+      if (digests) kernels_.digest(sums.data(), to + piece.target, to_, tokens, piece.count, size, keys);
     }
   }
 
@@ -100,7 +101,8 @@ class Conversion {
     const std::uint64_t dims = move_.source.extent(LayoutAxis::dim);
     for (const DimPiece& piece : walk_.pieces)
       kernels_.copy(in_.get() + piece.dim * read_.column, read_, from + piece.source, from_, tokens, piece.count, from_size);
-    if (digest_) kernels_.digest(sums.data(), in_.get(), read_, tokens, dims, from_size, keys_of(0, from_size));
+    if (digest_ == LayoutDigest::source)
+      kernels_.digest(sums.data(), in_.get(), read_, tokens, dims, from_size, keys_of(0, from_size));
     if (columns_ && tokens < longest_span) {
       for (std::uint64_t dim = 0; dim < dims; ++dim)
         kernels_.cast(out_.get() + dim * written_.column, move_.target.type(), in_.get() + dim * read_.column, move_.source.type(),
@@ -108,13 +110,15 @@ class Conversion {
     } else {
       kernels_.cast(out_.get(), move_.target.type(), in_.get(), move_.source.type(), tokens * dims, factor);
     }
+    if (digest_ == LayoutDigest::target)
+      kernels_.digest(sums.data(), out_.get(), written_, tokens, dims, to_size, keys_of(0, to_size));
     for (const DimPiece& piece : walk_.pieces)
       kernels_.copy(to + piece.target, to_, out_.get() + piece.dim * written_.column, written_, tokens, piece.count, to_size);
   }
 
   const LayoutMove& move_;
   const Walk& walk_;
-  const bool digest_;
+  const LayoutDigest digest_;
   const TileStrides from_, to_;
   TileStrides read_, written_;  // of the tile before and after the cast
   bool columns_ = false;

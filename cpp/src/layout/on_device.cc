@@ -1,5 +1,6 @@
 #include "layout/on_device.h"
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -90,7 +91,7 @@ Result<Device> device_of(std::span<const std::span<const std::byte>> source, std
 
 Result<std::uint64_t> convert_on(const Device& device, const LayoutMove& move, const Walk& walk,
                                  std::span<const std::span<const std::byte>> source, std::span<const std::span<std::byte>> target,
-                                 bool digest) {
+                                 LayoutDigest digest) {
   const Described from(move.source, move.from, walk, source), to(move.target, move.to, walk, target);
   std::vector<float> factors;
   for (std::uint64_t layer = walk.layers.first; layer < walk.layers.first + walk.layers.count; ++layer) {
@@ -103,9 +104,22 @@ Result<std::uint64_t> convert_on(const Device& device, const LayoutMove& move, c
   PageCall call = call_of(from.cache, move.source, walk, move.tokens, move.position);
   call.target = to.cache;
   call.factors = factors;
-  if (digest) call.sums = {&sum, 1};
+  // A kernel digests what it reads: other elements than it writes only where it casts.
+  const bool reads_other = move.source.type() != move.target.type() || std::ranges::any_of(factors, [](float f) { return f != 1; });
+  const bool again = digest == LayoutDigest::target && reads_other;
+  if (digest != LayoutDigest::none && !again) call.sums = {&sum, 1};
   HMC_TRY(run(device, call));
-  return sum;
+  if (!again) return sum;
+  const LayoutSelection written{.layout = move.target,
+                                .pages = move.to,
+                                .tokens = move.tokens,
+                                .position = move.position,
+                                .layers = walk.layers,
+                                .heads = walk.heads};
+  HMC_ASSIGN(const Walk target_walk, walk_of(written));
+  std::vector<std::span<const std::byte>> readable(target.begin(), target.end());
+  HMC_ASSIGN(const auto sums, digest_on(device, written, target_walk, readable, false));
+  return sums.front();
 }
 
 Result<std::vector<std::uint64_t>> digest_on(const Device& device, const LayoutSelection& selection, const Walk& walk,

@@ -17,7 +17,7 @@ Result<Device> device_of(std::span<const std::span<const std::byte>> source, std
 // the call. Blocking. Errors: unsupported: the device has no kernel, or not yet; nothing was written; out_of_memory; device.
 Result<std::uint64_t> convert_on(const Device& device, const LayoutMove& move, const Walk& walk,
                                  std::span<const std::span<const std::byte>> source, std::span<const std::span<std::byte>> target,
-                                 bool digest);
+                                 LayoutDigest digest);
 Result<std::vector<std::uint64_t>> digest_on(const Device& device, const LayoutSelection& selection, const Walk& walk,
                                              std::span<const std::span<const std::byte>> buffers, bool by_block);
 

@@ -135,22 +135,39 @@ inline std::uint32_t wide(std::uint16_t bits) noexcept {
 }
 inline std::uint32_t wide(std::uint8_t bits) noexcept { return bits; }
 
+#if defined(__AVX2__)
+// 16 values, each times its key.
 template <class T>
-std::uint32_t dot(const std::byte* values, const std::int16_t* keys, std::size_t count) noexcept {
+inline __m256i products(const std::byte* values, const std::int16_t* keys) noexcept {
+  __m256i v;
+  if constexpr (sizeof(T) == 2) {
+    v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values));
+  } else {
+    v = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values)));
+  }
+  return _mm256_madd_epi16(v, key_vector(keys));
+}
+#endif
+
+// `next`: what is read later on.
+template <class T>
+std::uint32_t dot(const std::byte* values, const std::int16_t* keys, std::size_t count,
+                  [[maybe_unused]] const std::byte* next) noexcept {
   std::uint32_t sum = 0;
   std::size_t i = 0;
 #if defined(__AVX2__)
-  __m256i sums = _mm256_setzero_si256();
-  for (; i + 16 <= count; i += 16) {
-    __m256i v;
-    if constexpr (sizeof(T) == 2) {
-      v = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(values + i * sizeof(T)));
-    } else {
-      v = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i*>(values + i * sizeof(T))));
+  constexpr std::size_t line = 64 / sizeof(T);
+  __m256i sums = _mm256_setzero_si256(), more = sums;
+  for (; i + line <= count; i += line) {
+    _mm_prefetch(reinterpret_cast<const char*>(next) + i * sizeof(T), _MM_HINT_T0);
+#pragma GCC unroll 2
+    for (std::size_t j = i; j < i + line; j += 32) {
+      sums = _mm256_add_epi32(sums, products<T>(values + j * sizeof(T), keys + j));
+      more = _mm256_add_epi32(more, products<T>(values + (j + 16) * sizeof(T), keys + j + 16));
     }
-    sums = _mm256_add_epi32(sums, _mm256_madd_epi16(v, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys + i))));
   }
-  sum = total(sums);
+  for (; i + 16 <= count; i += 16) sums = _mm256_add_epi32(sums, products<T>(values + i * sizeof(T), keys + i));
+  sum = total(_mm256_add_epi32(sums, more));
 #endif
   for (; i < count; ++i) sum += product(wide(load<T>(values + i * sizeof(T))), keys[i]);
   return sum;
@@ -192,7 +209,11 @@ template <class T>
 void digest_of(std::uint32_t* sums, const std::byte* at, TileStrides strides, std::size_t rows, std::size_t columns,
                const std::int16_t* keys) noexcept {
   if (strides.column == sizeof(T)) {
-    for (std::size_t i = 0; i < rows; ++i) sums[i] += dot<T>(at + i * strides.row, keys, columns);
+    const std::size_t ahead = rows_ahead(columns * sizeof(T)) * strides.row;
+    for (std::size_t i = 0; i < rows; ++i) {
+      const std::byte* const row = at + i * strides.row;
+      sums[i] += dot<T>(row, keys, columns, row + ahead);
+    }
   } else if (strides.row == sizeof(T)) {
     digest_columns<T>(sums, at, strides.column, rows, columns, keys);
   } else {

@@ -8,6 +8,11 @@
 namespace hmc {
 namespace {
 
+// How far the reads are ahead. Rows of a few lines each are too short for the processor's own prefetcher.
+constexpr std::size_t prefetched_bytes = 4096;
+
+constexpr std::size_t rows_ahead(std::size_t row_bytes) noexcept { return (prefetched_bytes + row_bytes - 1) / row_bytes; }
+
 #if defined(__AVX2__)
 
 inline std::uint32_t total(__m256i sums) noexcept {
@@ -18,14 +23,11 @@ inline std::uint32_t total(__m256i sums) noexcept {
 
 inline __m256i key_vector(const std::int16_t* keys) noexcept { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(keys)); }
 
-// How far the reads are ahead. Rows of a few lines each are too short for the processor's own prefetcher.
-constexpr std::size_t prefetched_bytes = 4096;
-
 // What is summed up is what is stored: the source may change at any time.
 template <bool Digest, bool Narrow>
 void stream_rows(std::uint32_t* sums, std::byte* to, std::size_t to_stride, const std::byte* from, std::size_t from_stride,
                  std::size_t rows, std::size_t bytes, const std::int16_t* keys) noexcept {
-  const std::size_t ahead = from_stride * ((prefetched_bytes + bytes - 1) / bytes);
+  const std::size_t ahead = from_stride * rows_ahead(bytes);
   for (std::size_t row = 0; row < rows; ++row, to += to_stride, from += from_stride) {
     __m256i sum = _mm256_setzero_si256();
     const std::int16_t* key = keys;

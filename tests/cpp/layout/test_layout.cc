@@ -102,9 +102,9 @@ TEST(Layout, ConvertsThereAndBack) {
   const std::vector<std::span<const std::byte>> read(middle.begin(), middle.end());
   const std::span<const std::byte> from(original);
   const std::span<std::byte> to(back);
-  const auto there = layout_convert({*a, {four, 0}, *b, {two, 0}, 128, 0, {}, {}}, {&from, 1}, written, {true});
+  const auto there = layout_convert({*a, {four, 0}, *b, {two, 0}, 128, 0, {}, {}}, {&from, 1}, written, {LayoutDigest::source});
   ASSERT_TRUE(there.ok()) << there.status().str();
-  const auto home = layout_convert({*b, {two, 0}, *a, {four, 0}, 128, 0, {}, {}}, read, {&to, 1}, {true});
+  const auto home = layout_convert({*b, {two, 0}, *a, {four, 0}, 128, 0, {}, {}}, read, {&to, 1}, {LayoutDigest::source});
   ASSERT_TRUE(home.ok()) << home.status().str();
   EXPECT_EQ(*there, *home);
   EXPECT_NE(*there, 0U);
@@ -127,7 +127,7 @@ TEST(Layout, ManyThreadsComputeWhatOneDoes) {
     setenv("HMC_CPU_THREADS", threads, 1);
     std::vector<std::vector<std::byte>> target(6, std::vector<std::byte>(b->buffer_bytes()));
     const std::vector<std::span<std::byte>> written(target.begin(), target.end());
-    const auto sum = layout_convert({*a, {from, 5}, *b, {to, 5}, 3500, 0, {}, {}}, {&read, 1}, written, {true});
+    const auto sum = layout_convert({*a, {from, 5}, *b, {to, 5}, 3500, 0, {}, {}}, {&read, 1}, written, {LayoutDigest::source});
     ASSERT_TRUE(sum.ok()) << sum.status().str();
     const LayoutSelection selection{*a, {from, 5}, 3500, 0, {}, {}};
     EXPECT_EQ(layout_digest(selection, {&read, 1}).value(), *sum);

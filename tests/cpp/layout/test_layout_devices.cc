@@ -197,7 +197,7 @@ class LayoutDevices : public ::testing::TestWithParam<const DeviceRuntimeFactory
     const std::uint64_t tokens =
         between(random_, 1, std::min(source_blocks.size() * a - source_first, target_blocks.size() * b - target_first));
     const LayoutMove move{source, {source_blocks, source_first}, target, {target_blocks, target_first}, tokens, 77, {}, {}};
-    const LayoutConvertOptions options{random_() % 2 == 0};
+    const LayoutConvertOptions options{static_cast<LayoutDigest>(random_() % 3)};
     const auto wanted = layout_convert(move, constant(from.cpu()), to.cpu(), options);
     const auto found = ready([&] { return layout_convert(move, constant(from.device()), to.device(), options); });
     ASSERT_TRUE(wanted.ok() && found.ok()) << wanted.status().str() << " " << found.status().str();
@@ -271,8 +271,8 @@ TEST_P(LayoutDevices, ManyRowsAreAllDigested) {
   ASSERT_TRUE(wanted.ok() && found.ok()) << found.status().str();
   EXPECT_TRUE(*wanted == *found);
   const LayoutMove move{*layout, {blocks, 3}, *turned, {larger, 1}, 4790, 5, {}, {}};
-  const auto there = layout_convert(move, constant(from.cpu()), to.cpu(), {true});
-  const auto here = ready([&] { return layout_convert(move, constant(from.device()), to.device(), {true}); });
+  const auto there = layout_convert(move, constant(from.cpu()), to.cpu(), {LayoutDigest::source});
+  const auto here = ready([&] { return layout_convert(move, constant(from.device()), to.device(), {LayoutDigest::source}); });
   ASSERT_TRUE(there.ok() && here.ok()) << here.status().str();
   EXPECT_EQ(*there, *here);
   EXPECT_EQ(different(turned->type(), read(to.device()[0], device_), to.here[0]), 0U);
