@@ -1,4 +1,4 @@
-"""bench/serving.py and bench/weights.py run: at their smallest, with a figure for each of their cases."""
+"""Benches run: at their smallest, with a figure for each of their cases."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ BENCH = Path(__file__).parents[2] / "bench"
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("script", "arguments", "least"),
-    [("serving.py", ["--tokens", "64", "--repeat", "1"], 60), ("weights.py", ["--receivers", "1", "--repeat", "1"], 8)],
+    [
+        ("serving.py", ["--tokens", "64", "--repeat", "1"], 60),
+        ("weights.py", ["--receivers", "1", "--repeat", "1"], 8),
+        ("crowded.py", ["--busy", "0", "1", "--seconds", "0.05"], 4),
+    ],
 )
 def test_a_bench_gives_figures(script: str, arguments: list[str], least: int, tmp_path: Path) -> None:
     figures = tmp_path / "figures.json"

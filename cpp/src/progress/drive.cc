@@ -126,7 +126,7 @@ bool Drive<Done>::slice(Deadline deadline, Interruptible* interruptible) {
         continue;
       }
     }
-    core.wait_policy.yield();
+    pace.yielded(core.wait_policy.yield());
   }
   // The deadline has passed: one look at everything, also for callers that only ever poll with a deadline of zero.
   EngineLock::Lock held = core.lock.lock();

@@ -20,7 +20,7 @@ class DrivePace {
   // whose number is a multiple of this.
   static constexpr unsigned moving_clock_interval = 64;
 
-  explicit DrivePace(const WaitPolicy& policy) noexcept : policy_(policy), spin_rounds_(policy.rounds()) {}
+  explicit DrivePace(WaitPolicy& policy) noexcept : policy_(policy), spin_rounds_(policy.rounds()) {}
 
   // A round is over.
   void looked(bool moved) noexcept {
@@ -30,8 +30,12 @@ class DrivePace {
       spin_rounds_ = policy_.rounds();
     } else {
       ++empty_;
+      if (sliced_) policy_.crowd(TimePoint::clock::now());
     }
+    sliced_ = false;
   }
+  // It has yielded its core for `elapsed`.
+  void yielded(WaitPolicy::Duration elapsed) noexcept { sliced_ = WaitPolicy::is_time_slice(elapsed); }
   // The waiter slept and looks anew.
   void slept() noexcept { empty_ = 0; }
 
@@ -49,18 +53,21 @@ class DrivePace {
   // Whether it is time to look at the clock, after a round that moved something ...
   [[nodiscard]] bool clock_due_moving() const noexcept { return moved_ % moving_clock_interval == 0; }
   // ... and before a yield.
-  [[nodiscard]] bool clock_due() const noexcept { return empty_ % clock_interval == 0; }
+  [[nodiscard]] bool clock_due() const noexcept { return empty_ % clock_interval == 0 || policy_.maybe_crowded(); }
   // The first yield of an idle time comes next. idle_since() takes its clock.
   [[nodiscard]] bool begins_to_yield() const noexcept { return empty_ == spin_rounds_; }
   void idle_since(TimePoint now) noexcept { idle_since_ = now; }
-  // Whether it has yielded long enough to sleep.
-  [[nodiscard]] bool sleeps(TimePoint now) const noexcept { return now - idle_since_ >= policy_.yield_time(); }
+  // Whether it has yielded long enough to sleep, or is better off without.
+  [[nodiscard]] bool sleeps(TimePoint now) const noexcept {
+    return now - idle_since_ >= policy_.yield_time() || policy_.crowded(now);
+  }
 
  private:
-  const WaitPolicy& policy_;
+  WaitPolicy& policy_;
   unsigned spin_rounds_;  // empty rounds before the first yield; constant while nothing moves
   unsigned empty_ = 0;    // rounds since something moved
   unsigned moved_ = 0;    // rounds that moved something
+  bool sliced_ = false;   // the last yield was as long as a time slice
   TimePoint idle_since_{};
 };
 

@@ -1,7 +1,5 @@
 #include "progress/watch.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -84,7 +82,7 @@ void Watch::relax() noexcept {
   if (pace_.spins()) {
     cpu_relax();
   } else {
-    sched_yield();
+    pace_.yielded(Deadline::Clock::now(), core_.wait_policy.yield());
   }
 }
 

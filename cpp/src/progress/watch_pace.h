@@ -30,6 +30,9 @@ class WatchPace {
   // After mere descriptor events (heartbeats, above all).
   static constexpr auto descriptor_linger_time = std::chrono::microseconds(50);
   static constexpr unsigned spin_rounds = 100;  // empty ones, before the watcher yields its core
+  // Polling does not go on for a while after a yield that took so long: see WaitPolicy::crowded().
+  static constexpr auto long_yield = std::chrono::microseconds(50);
+  static constexpr auto crowded_time = std::chrono::milliseconds(50);
   // A Pollable that keeps refusing to be armed though nothing moves (a device copies, or its peer is stopped with work half done)
   // is polled ever more rarely: after a fraction of the time that has gone by without a movement, so that whatever it waits for is
   // noticed a percent or two late at most.
@@ -55,7 +58,7 @@ class WatchPace {
     was_put_off_ = driven == driven_ && put_offs != put_offs_;
     driven_ = driven;
     put_offs_ = put_offs;
-    linger_until_ = {};
+    linger_.until = {};
     empty_rounds_ = 0;
     refusals_ = 0;
     locked_since_ = {};
@@ -97,24 +100,28 @@ class WatchPace {
   void polled(TimePoint now, bool worked, bool events, bool moved) noexcept {
     if (worked) {
       const Duration gap = now - std::exchange(worked_at_, now);
-      if (gap >= sparse_linger_time) linger_ = gap <= dense_time ? Duration(linger_time) : Duration(sparse_linger_time);
-      linger_until_ = now + linger_;
+      if (gap >= sparse_linger_time) linger_.time = gap <= dense_time ? Duration(linger_time) : Duration(sparse_linger_time);
+      linger_.until = now + linger_.time;
       kicked_standbys_ = 0;
     } else if (events) {
-      linger_until_ = std::max(linger_until_, now + descriptor_linger_time);
+      linger_.until = std::max(linger_.until, now + descriptor_linger_time);
     }
     if (!moved) return;
     empty_rounds_ = 0;
     refusals_ = 0;
     moved_at_ = now;
   }
-  [[nodiscard]] bool lingers(TimePoint now) const noexcept { return now < linger_until_; }
+  [[nodiscard]] bool lingers(TimePoint now) const noexcept { return now < linger_.until && now >= linger_.crowded_until; }
+  // The watcher has yielded its core for `elapsed`.
+  void yielded(TimePoint now, Duration elapsed) noexcept {
+    if (elapsed >= long_yield) linger_.crowded_until = now + crowded_time;
+  }
 
   // After a round without a movement: every Pollable is armed.
   void armed() noexcept { refusals_ = 0; }
   // After a round without a movement: one Pollable refused. What to sleep before the next round.
   [[nodiscard]] std::optional<Duration> refused(TimePoint now) noexcept {
-    linger_until_ = worked_at_ + linger_time;
+    linger_.until = worked_at_ + linger_time;
     if (lingers(now) || ++refusals_ <= patient_refusals) return std::nullopt;
     return std::clamp<Duration>((now - moved_at_) / backoff_fraction, first_backoff, tick);
   }
@@ -131,8 +138,11 @@ class WatchPace {
   std::uint64_t posts_ = 0;
   TimePoint posted_at_{};  // when it first saw that many
   TimePoint worked_at_{};
-  Duration linger_ = sparse_linger_time;
-  TimePoint linger_until_{};
+  struct Linger {
+    Duration time = sparse_linger_time;
+    TimePoint until{};
+    TimePoint crowded_until{};  // not before
+  } linger_;
   unsigned empty_rounds_ = 0;
   unsigned refusals_ = 0;         // in a row
   TimePoint locked_since_{};      // when it first found the lock taken, in a row

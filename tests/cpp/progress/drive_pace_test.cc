@@ -14,7 +14,7 @@ void look(DrivePace& pace, unsigned count) {
 }
 
 TEST(DrivePace, SpinsThenYields) {
-  const WaitPolicy policy;
+  WaitPolicy policy;
   DrivePace pace(policy);
   look(pace, policy.rounds() - 1);
   EXPECT_TRUE(pace.spins());
@@ -27,7 +27,7 @@ TEST(DrivePace, SpinsThenYields) {
 }
 
 TEST(DrivePace, KeepsTheLockWhileItSpins) {
-  const WaitPolicy policy;
+  WaitPolicy policy;
   DrivePace pace(policy);
   EXPECT_TRUE(pace.keeps_lock());
   look(pace, policy.rounds() - 2);
@@ -49,7 +49,7 @@ TEST(DrivePace, MovementBeginsAnewWithThePresentPolicy) {
 }
 
 TEST(DrivePace, LooksAtDescriptorsOnlyBetweenYields) {
-  const WaitPolicy policy;
+  WaitPolicy policy;
   DrivePace pace(policy);
   unsigned looks = 0;
   for (unsigned i = 0; i < policy.rounds(); ++i) {
@@ -64,7 +64,7 @@ TEST(DrivePace, LooksAtDescriptorsOnlyBetweenYields) {
 }
 
 TEST(DrivePace, IsPromptForTheFirstEmptyRounds) {
-  const WaitPolicy policy;
+  WaitPolicy policy;
   DrivePace pace(policy);
   for (unsigned i = 1; i < DrivePace::prompt_rounds; ++i) {
     look(pace, 1);
@@ -91,7 +91,7 @@ TEST(DrivePace, IsNotPromptOnceItYields) {
 }
 
 TEST(DrivePace, LooksAtTheClockAtIntervals) {
-  const WaitPolicy policy;
+  WaitPolicy policy;
   DrivePace idle(policy);
   unsigned looks = 0;
   for (unsigned i = 0; i < 10 * DrivePace::clock_interval; ++i) {
@@ -109,7 +109,7 @@ TEST(DrivePace, LooksAtTheClockAtIntervals) {
 }
 
 TEST(DrivePace, LooksAtTheClockThoughOnlyEveryEighthRoundMoves) {
-  const WaitPolicy policy;
+  WaitPolicy policy;
   DrivePace pace(policy);
   unsigned looks = 0;
   for (unsigned i = 0; i < DrivePace::moving_clock_interval; ++i) {
@@ -121,7 +121,7 @@ TEST(DrivePace, LooksAtTheClockThoughOnlyEveryEighthRoundMoves) {
 }
 
 TEST(DrivePace, SleepsOnceItHasYieldedLongEnough) {
-  const WaitPolicy policy;
+  WaitPolicy policy;
   DrivePace pace(policy);
   look(pace, policy.rounds());
   pace.idle_since(start);
@@ -129,6 +129,60 @@ TEST(DrivePace, SleepsOnceItHasYieldedLongEnough) {
   EXPECT_TRUE(pace.sleeps(start + policy.yield_time()));
   pace.slept();
   EXPECT_TRUE(pace.spins());
+}
+
+TEST(DrivePace, SleepsAtOnceAfterAYieldOfATimeSliceInWhichNothingMoved) {
+  WaitPolicy policy;
+  DrivePace pace(policy);
+  const auto sleeps = [&] { return pace.sleeps(DrivePace::TimePoint::clock::now()); };
+  look(pace, policy.rounds() + 1);
+  pace.idle_since(DrivePace::TimePoint::clock::now());
+  pace.yielded(WaitPolicy::time_slice / 2);
+  look(pace, 1);
+  EXPECT_FALSE(policy.maybe_crowded());
+  pace.yielded(WaitPolicy::time_slice);
+  pace.looked(true);
+  look(pace, 1);
+  EXPECT_FALSE(policy.maybe_crowded());
+  pace.yielded(WaitPolicy::time_slice);
+  look(pace, 1);
+  EXPECT_TRUE(policy.maybe_crowded());
+  EXPECT_TRUE(pace.clock_due());
+  EXPECT_TRUE(sleeps());
+  pace.idle_since(DrivePace::TimePoint::clock::now() + std::chrono::hours(1));
+  EXPECT_FALSE(pace.sleeps(DrivePace::TimePoint::clock::now() + WaitPolicy::most_crowded_time));
+  EXPECT_FALSE(policy.maybe_crowded());
+}
+
+TEST(WaitPolicy, IsCrowdedForLongerWhereThatBeginsAnewSoon) {
+  WaitPolicy policy;
+  auto now = start;
+  const auto lasts = [&](WaitPolicy::Duration expected) {
+    policy.crowd(now);
+    EXPECT_TRUE(policy.crowded(now + expected - std::chrono::nanoseconds(1)));
+    now += expected;
+    EXPECT_FALSE(policy.crowded(now));
+  };
+  lasts(WaitPolicy::least_crowded_time);
+  lasts(2 * WaitPolicy::least_crowded_time);
+  lasts(4 * WaitPolicy::least_crowded_time);
+  for (int i = 0; i < 4; ++i) lasts(WaitPolicy::most_crowded_time);
+  now += 2 * WaitPolicy::most_crowded_time;
+  lasts(WaitPolicy::least_crowded_time);
+}
+
+TEST(WaitPolicy, IsCrowdedAfterTimeSlicesThatFollowOneAnother) {
+  WaitPolicy policy;
+  auto now = start;
+  const auto slice = [&](WaitPolicy::Duration since_the_last) {
+    now += since_the_last;
+    policy.sliced(now, now + 2 * WaitPolicy::time_slice);
+    now += 2 * WaitPolicy::time_slice;
+    return policy.crowded(now);
+  };
+  EXPECT_FALSE(slice(std::chrono::seconds(1)));
+  EXPECT_FALSE(slice(WaitPolicy::time_slice));
+  EXPECT_TRUE(slice(WaitPolicy::time_slice / 4));
 }
 
 }  // namespace

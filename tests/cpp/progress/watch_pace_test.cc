@@ -115,6 +115,19 @@ TEST(WatchPace, LingersLongerWhereTheLastWorkWasNotLongAgo) {
   EXPECT_FALSE(pace.lingers(at + WatchPace::sparse_linger_time));
 }
 
+TEST(WatchPace, LingersNotForAWhileAfterALongYield) {
+  WatchPace pace;
+  pace.yielded(start, WatchPace::long_yield - std::chrono::nanoseconds(1));
+  pace.polled(start, true, false, true);
+  EXPECT_TRUE(pace.lingers(start));
+  pace.yielded(start, WatchPace::long_yield);
+  EXPECT_FALSE(pace.lingers(start));
+  const WatchPace::TimePoint over = start + WatchPace::crowded_time;
+  pace.polled(over - std::chrono::nanoseconds(1), true, false, true);
+  EXPECT_FALSE(pace.lingers(over - std::chrono::nanoseconds(1)));
+  EXPECT_TRUE(pace.lingers(over));
+}
+
 TEST(WatchPace, BacksOffFromARefusalThatLasts) {
   WatchPace pace;
   pace.polled(start, true, false, true);
