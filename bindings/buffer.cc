@@ -12,24 +12,30 @@ namespace {
 
 const char* access_name(Access access) { return access == Access::read ? "r" : "rw"; }
 
-// A read-only NumPy array of uint8, for a device a read-only Memory, or None.
-py::object loadable_by(const RemoteBuffer& remote, const py::object& device) {
+Result<Memory> memory_of(LoadableBytes& there, const Device& by, std::function<void()> keep) {
+  return Memory::wrap_read_only(there.bytes.data(), there.bytes.size(), by, std::move(keep));
+}
+Result<Memory> memory_of(StorableBytes& there, const Device& by, std::function<void()> keep) {
+  return Memory::wrap(there.bytes.data(), there.bytes.size(), by, std::move(keep));
+}
+
+// A NumPy array of uint8, for a device a Memory, which are read-only where the bytes are; or None.
+template <auto Mapped>
+py::object mapped_by(const RemoteBuffer& remote, const py::object& device) {
+  using Bytes = decltype((remote.*Mapped)(Device()));
   const Device by = device_of(device);
-  auto there = std::make_unique<LoadableBytes>();
+  auto there = std::make_unique<Bytes>();
   {
     const ReleasedGil nogil;  // another thread may move bytes under the lock
-    *there = remote.loadable(by);
+    *there = (remote.*Mapped)(by);
   }
   if (!there->mapping) return py::none();
-  if (!by.is_cpu()) {
-    auto keep = [mapping = std::move(there->mapping)] {};
-    return py::cast(check(Memory::wrap_read_only(there->bytes.data(), there->bytes.size(), by, std::move(keep))));
-  }
-  const std::span<const std::byte> bytes = there->bytes;
-  const py::capsule mapping(there.release(), [](void* held) { WithoutGil<LoadableBytes>()(static_cast<LoadableBytes*>(held)); });
+  if (!by.is_cpu()) return py::cast(check(memory_of(*there, by, [mapping = there->mapping] {})));
+  const auto bytes = there->bytes;
+  const py::capsule mapping(there.release(), [](void* held) { WithoutGil<Bytes>()(static_cast<Bytes*>(held)); });
   const py::array_t<std::uint8_t> array(static_cast<py::ssize_t>(bytes.size()), reinterpret_cast<const std::uint8_t*>(bytes.data()),
                                         mapping);
-  array.attr("setflags")(py::arg("write") = false);
+  if constexpr (std::is_same_v<Bytes, LoadableBytes>) array.attr("setflags")(py::arg("write") = false);
   return array;
 }
 
@@ -123,13 +129,17 @@ void bind_buffer(py::module_& module) {
       .def_property_readonly(
           "access", [](const RemoteBuffer& self) { return access_name(self.access()); }, "\"r\" or \"rw\".")
       .def_property_readonly("alive", &RemoteBuffer::alive, "False once its owner closed it or died.")
-      .def("loadable", loadable_by, py::arg("device") = py::none(),
+      .def("loadable", mapped_by<&RemoteBuffer::loadable>, py::arg("device") = py::none(),
            "This slice without a copy, as a read-only NumPy array of uint8, or for a ``device`` as a read-only Memory; or None.\n\n"
            "For CPU memory that HMC allocated in this process, or has mapped from another one of the host, and for memory of a "
            "device that ``device``, one of this process such as \"cuda:0\", has used in an operation. It may be None at one call "
            "and not at the next: keep get() as the other way. The array or Memory remains valid when the owner closes the buffer "
            "or dies. No close() waits for those who read it outside of a BufferHold, no counter counts that, and the owner may "
            "write meanwhile: synchronise with it by messages or notifications.")
+      .def("storable", mapped_by<&RemoteBuffer::storable>, py::arg("device") = py::none(),
+           "The same as a writable array or Memory, where its owner registered it with access \"rw\"; else None.\n\n"
+           "Write within a BufferHold only, for milliseconds at a time: no close() of the owner waits for other writes, which then "
+           "land in memory that it may have freed.")
       .def("__repr__", [](const RemoteBuffer& self) {
         return "<hmc.RemoteBuffer " + std::to_string(self.size()) + " bytes on " + self.device().str() +
                (self.alive() ? ">" : ", gone>");

@@ -62,17 +62,23 @@ def _copy_bytes(to: Memory, source: Memory, nbytes: int) -> None:
 
 def _read(chunk: Chunk, near: tuple[Layout, Any, Any], into: Any, digest: bool) -> int:
     """Converts a chunk from a cache (layout, arrays, blocks) into packed memory. Returns the digest of what was written, or 0."""
-    packed = chunk.packed_blocks
-    first = chunk.far.first
-    layouts.convert(*near, chunk.packed, into, packed, chunk.tokens, source_first=chunk.near.first, target_first=first)
-    return layouts.digest(chunk.packed, into, packed, chunk.tokens, first=first, position=chunk.token) if digest else 0
+    where: dict[str, Any] = {"source_first": chunk.near.first, "target_first": chunk.far.first, "position": chunk.token}
+    wanted: Any = "target" if digest else None
+    return layouts.convert(*near, chunk.packed, into, chunk.packed_blocks, chunk.tokens, **where, digest=wanted)
 
 
 def _write(chunk: Chunk, source: Any, near: tuple[Layout, Any, Any], position: int, digest: bool) -> int:
     """Converts a chunk from packed memory into a cache (layout, arrays, blocks). Returns the digest of what was read, or 0."""
     packed = chunk.packed_blocks
     where: dict[str, Any] = {"source_first": chunk.far.first, "target_first": chunk.near.first, "position": position}
-    return layouts.convert(chunk.packed, source, packed, *near, chunk.tokens, **where, digest=digest)
+    wanted: Any = "source" if digest else None
+    return layouts.convert(chunk.packed, source, packed, *near, chunk.tokens, **where, digest=wanted)
+
+
+def _where(chunk: Chunk, source_first: int, target_first: int, position: int) -> dict[str, Any]:
+    """Which layers, heads and tokens of two whole caches a chunk is."""
+    first = {"source_first": source_first, "target_first": target_first, "position": position}
+    return {"layers": chunk.packed.layers, "heads": chunk.packed.heads, **first}
 
 
 def _memory_of(tensor: Tensor) -> Memory:
@@ -277,13 +283,27 @@ class Cache:
         the device does not compute, or not yet. Raises what has ended a buffer.
         """
         source, near = chunk.far, chunk.near
-        first: dict[str, Any] = {"source_first": source.first, "target_first": near.first, "position": position}
-        where: dict[str, Any] = {"layers": chunk.packed.layers, "heads": chunk.packed.heads, **first}
+        where = _where(chunk, source.first, near.first, position)
+        wanted: Any = "source" if digest else None
         with self._tried(), BufferHold(self.buffers, far):
             return layouts.convert(
-                source.layout, there, source.blocks, self.layout, self.buffers, near.blocks, chunk.tokens, **where, digest=digest
+                source.layout, there, source.blocks, self.layout, self.buffers, near.blocks, chunk.tokens, **where, digest=wanted
             )
         return None
+
+    def store(self, chunk: Chunk, there: Sequence[Any], far: list[RemoteBuffer], digest: bool) -> int:
+        """Converts the tokens of a chunk from the arrays, of the CPU, into arrays of the other cache that it can write.
+
+        ``far``: the remote buffers that ``there`` are of. Returns the digest of what was written, or 0. Raises what has ended a
+        buffer: nothing was written then.
+        """
+        near, target = chunk.near, chunk.far
+        where = _where(chunk, near.first, target.first, chunk.token)
+        wanted: Any = "target" if digest else None
+        with BufferHold(self.buffers, far):
+            return layouts.convert(
+                self.layout, self.buffers, near.blocks, target.layout, there, target.blocks, chunk.tokens, **where, digest=wanted
+            )
 
     @contextmanager
     def _on_device(self, buffer: ConnBuffer, nbytes: int) -> Iterator[Any]:

@@ -26,6 +26,7 @@ from hmc.errors import (
 from hmc.kv._blocks import Session
 from hmc.kv._moves import SHORT, Chunk, Side, chunks, common
 from hmc.kv._remote import RemotePool, finish
+from hmc.kv._store import Store
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import ABORT, ACCEPTED, CREDIT, END, GO, LAYER, REFUSED, START, STOP, Record, Ticket
 
@@ -73,6 +74,7 @@ class Push(Transfer):
         self._complete = False  # every layer and END were sent
         self._travelling: deque[_Piece] = deque()  # of the transfer's own thread
         self._move: PageMove | None = None
+        self._store: Store | None = None
 
     def ready(self, layer: int, timeout: float | None = None, *, stream: Any = None) -> None:
         """Sends a layer, of the whole model, whose pages are complete and stay so until the push has ended.
@@ -288,13 +290,18 @@ class Push(Transfer):
             self._send(END)
 
     def _send_layer(self, remote: RemotePool, layer: int) -> None:
-        """Posts a layer. It travels while its digest is taken, and the next one is converted."""
+        """Writes a layer where the receiver has it, or posts it: it travels while its digest is taken and the next is converted."""
         heads = common(self._source.layout.heads, remote.layout.heads)
         if heads[1] == 0:
             raise InvalidArgumentError(
                 f"layer {layer}, heads {self._source.layout.heads}: the target has none of them ({remote.layout})"
             )
         target = Side(remote.layout, self._ticket.blocks, self._ticket.first)
+        if self._store is None:
+            self._store = Store(self._pool.cache, remote, self._source, target, self._ticket.tokens, self._ticket.digests)
+        if self._store.takes(layer):
+            self._write_there(self._store, layer, heads)
+            return
         if self._move is None:
             self._move = PageMove(
                 self._peer, self._source, target, self._ticket.tokens, self._pool.buffers, remote.buffers, reading=False
@@ -311,6 +318,16 @@ class Push(Transfer):
                 digest += self._convert(chunk, piece.buffer)
                 self._post(piece, chunk.move(self._peer, piece.buffer, remote.buffers, reading=False))
         piece.layer = layer, digest & (1 << 64) - 1, heads
+
+    def _write_there(self, store: Store, layer: int, heads: tuple[int, int]) -> None:
+        """Writes a layer into the receiver's arrays, and says so."""
+        self._land()
+        stored = store.write(layer, self._check_cancelled)
+        self._pool.counts.add(
+            self.session, bytes_written=stored.nbytes, bytes_stored=stored.nbytes, bytes_converted=stored.converted_bytes
+        )
+        self._check_cancelled()  # its pages may have changed since
+        self._send(LAYER, layer, stored.digest, heads)
 
     def _post(self, piece: _Piece, move: PageMove, layers: tuple[int, int] | None = None) -> bool:
         """Posts a piece, once at most one other piece travels. False: it was not, as its ``layers`` are to be converted first."""
@@ -348,7 +365,7 @@ class Push(Transfer):
                 drained(work)
             self._give(piece)
         self._travelling.clear()
-        self._move = None  # which keeps the buffers of both pools
+        self._move = self._store = None  # which keep the buffers of both pools
 
     def _digest(self, layer: int, heads: tuple[int, int]) -> int:
         """The digest of a layer as it lies here, or 0 where the receiver does not verify."""

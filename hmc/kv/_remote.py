@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +108,16 @@ def _absent(peer: Peer) -> LeaseExpiredError:
     )
 
 
+def _all_of(found: Iterable[Any]) -> list[Any] | None:
+    """None where one of them is."""
+    arrays = []
+    for array in found:
+        if array is None:
+            return None
+        arrays.append(array)
+    return arrays
+
+
 class RemotePool:
     """Layout and buffers of a peer's pool. ``check``, called while they are imported, raises what ends that early."""
 
@@ -134,12 +144,11 @@ class RemotePool:
 
         They stay readable when the peer ends, and when it closes them: see BufferHold.
         """
-        found = []
-        for buffer in self.buffers:
-            if (one := buffer.loadable(device)) is None:
-                return None
-            found.append(one)
-        return found
+        return _all_of(buffer.loadable(device) for buffer in self.buffers)
+
+    def storable(self, device: str) -> list[Any] | None:
+        """The same to write, within a BufferHold."""
+        return _all_of(buffer.storable(device) for buffer in self.buffers)
 
     def check(self, ticket: Ticket) -> None:
         """What a lease's ticket names exists in this pool."""

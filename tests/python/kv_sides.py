@@ -42,10 +42,10 @@ class Side:
         self.arrays: list[Any] = [array_on(array, device) for array in made]
         self.pool = kv.Pool(self.ctx, registrable(self.arrays), self.layout)
 
-    def use_memory_of_hmc(self) -> None:
+    def use_memory_of_hmc(self, access: str = "r") -> None:
         """Moves the arrays to memory that HMC allocates: other processes of the host map it, and load from it."""
         self.pool.close()
-        buffers = [self.ctx.buffer(array.nbytes, access="r") for array in self.arrays]
+        buffers = [self.ctx.buffer(array.nbytes, access=access) for array in self.arrays]
         for buffer, array in zip(buffers, self.arrays, strict=True):
             buffer.numpy()[:] = array
         self.arrays = [buffer.numpy() for buffer in buffers]

@@ -1,4 +1,4 @@
-"""RemoteBuffer.loadable(): memory of another process that this one reads without an operation."""
+"""RemoteBuffer.loadable() and storable(): memory of another process that this one reads and writes without an operation."""
 
 from __future__ import annotations
 
@@ -23,15 +23,17 @@ OWNER = """
     from patterns import pattern
     context = hmc.Context(transports=sys.argv[1])
     peer = context.connect(sys.argv[2], timeout=20)
-    mine = context.buffer(70001)
+    mine = context.buffer(70001, access="r")
     mine.numpy()[:] = pattern(70001, 3)
     context.publish("mine", mine)
+    open_ = context.buffer(5000)
+    context.publish("open", open_)
     users = context.register(np.arange(5000, dtype=np.uint8))
     context.publish("users", users)
     print("ready", flush=True)
     sys.stdin.readline()
     mine.numpy()[4097:] = pattern(70001, 4)[4097:]
-    print("written", flush=True)
+    print(bytes(open_.numpy()[17:34]) == bytes(range(17)) and not open_.numpy()[34:].any(), flush=True)
     sys.stdin.readline()
 """
 
@@ -50,9 +52,15 @@ def test_a_loadable_array_outlives_its_owner(transport: str) -> None:
                 remote = peer.lookup("mine", timeout=20)
                 assert peer.lookup("users", timeout=20).loadable() is None
                 found = remote[33:].loadable()
+                writable = peer.lookup("open", timeout=20)
+                stored = writable[17:34].storable()
                 if transport == "tcp":
-                    assert found is None
+                    assert found is stored is None
                     return
+                assert stored is not None
+                assert remote.storable() is None
+                with hmc._core.BufferHold([], [writable]):
+                    stored[:] = np.arange(17)
                 assert found is not None
                 assert found.dtype == np.uint8
                 assert np.array_equal(found, pattern(70001, 3)[33:])
@@ -60,7 +68,7 @@ def test_a_loadable_array_outlives_its_owner(transport: str) -> None:
                     found[0] = 1
                 owner.stdin.write("\n")
                 owner.stdin.flush()
-                assert owner.stdout.readline() == "written\n"
+                assert owner.stdout.readline() == "True\n"
             finally:
                 owner.kill()
         until = time.monotonic() + 20

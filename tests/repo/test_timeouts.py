@@ -27,7 +27,21 @@ EXCEPTIONS = {
         ("buffer", "register", "register_memory", "numpy", "native", "connect_native", "slice", "descriptor"), HARDWARE
     ),
     **dict.fromkeys(
-        ("publish", "unpublish", "progress", "counters", "peers", "parse", "self", "device", "local", "memory", "loadable"), LOCAL
+        (
+            "publish",
+            "unpublish",
+            "progress",
+            "counters",
+            "peers",
+            "parse",
+            "self",
+            "device",
+            "local",
+            "memory",
+            "loadable",
+            "storable",
+        ),
+        LOCAL,
     ),
     "subgroup": "joins the group here; sends nothing",
     "invite": "draws a ticket here; sends nothing",

@@ -79,6 +79,12 @@ struct LoadableBytes {
   std::shared_ptr<const void> mapping;  // keeps them loadable, also once the owner closed the buffer or died
 };
 
+// The same for stores too.
+struct StorableBytes {
+  std::span<std::byte> bytes;
+  std::shared_ptr<const void> mapping;
+};
+
 // A peer's ConnBuffer as imported here; a slice of one is one too. It grants what the peer registered it for, until the peer closes
 // it. Thread rules: any thread.
 class HMC_API RemoteBuffer {
@@ -98,11 +104,16 @@ class HMC_API RemoteBuffer {
   // to call: keep get() as the other way. No close() waits for loads outside of a BufferHold, no counter counts them, and the owner
   // may write meanwhile: synchronise with it by messages or notifications.
   [[nodiscard]] LoadableBytes loadable(const Device& by = Device::cpu()) const;
+  // The same where the peer registered it for writes: else no bytes. Store within a BufferHold only, for milliseconds at a time:
+  // no close() of the owner waits for other stores, which then land in memory that it may have freed.
+  [[nodiscard]] StorableBytes storable(const Device& by = Device::cpu()) const;
 
   RemoteBuffer(std::shared_ptr<RemoteBufferState> state, std::size_t offset, std::size_t size) noexcept;
   [[nodiscard]] const std::shared_ptr<RemoteBufferState>& state() const noexcept { return state_; }
 
  private:
+  [[nodiscard]] LoadableBytes mapped(const Device& by, bool to_write) const;
+
   std::shared_ptr<RemoteBufferState> state_;
   std::size_t offset_ = 0;
   std::size_t size_ = 0;

@@ -9,8 +9,8 @@
 namespace hmc {
 
 // While one exists, close() of its buffers, of their Context, and of the remote ones at their owners waits for its end, as for an
-// operation's. For code that reads what RemoteBuffer::loadable() gave, or writes a ConnBuffer's memory, without an operation. Hold
-// it for milliseconds. Thread rules: any thread; it may end on another one.
+// operation's. For code that without an operation reads what RemoteBuffer::loadable() gave, writes what storable() gave, or uses a
+// ConnBuffer's memory. Hold it for milliseconds. Thread rules: any thread; it may end on another one.
 class HMC_API BufferHold {
  public:
   // Buffers of one Context. Errors: closed; of remote ones also stale and peer_lost; invalid_argument (an empty handle, another

@@ -114,6 +114,8 @@ class RemoteRegion {
   virtual Status prepare(const Device& /*local*/) { return {}; }
   // RemoteBuffer::loadable() of all of it, once it was prepared for `by`.
   [[nodiscard]] virtual LoadableBytes loadable(const Device& /*by*/) const { return {}; }
+  // Whether stores to what loadable() gives are allowed, by the owner and by the mapping.
+  [[nodiscard]] virtual bool writable() const { return false; }
 
  protected:
   explicit RemoteRegion(std::size_t bytes) noexcept : bytes_(bytes) {}

@@ -274,6 +274,44 @@ TEST(Loadable, ReturnsTheOwnersBytes) {
   EXPECT_TRUE(same_bytes(whole.bytes, expected));
 }
 
+// What is stored is in the owner's memory, which grants it.
+TEST(Storable, WritesTheOwnersBytes) {
+  Pair pair("shm");
+  const auto buffer = *pair.b.buffer(20001);
+  fill_pattern(span_of(buffer), 5);
+  const std::array remote{*pair.ab.import(*buffer.descriptor(), soon())};
+  const StorableBytes part = (*remote[0].slice(4097, 333)).storable();
+  ASSERT_EQ(part.bytes.size(), 333U);
+  std::vector<std::byte> expected(20001);
+  fill_pattern(expected, 5);
+  {
+    const auto hold = BufferHold::take({}, remote);
+    HMC_ASSERT_OK(hold.status());
+    fill_pattern(part.bytes, 6);
+    fill_pattern(std::span(expected).subspan(4097, 333), 6);
+  }
+  EXPECT_TRUE(same_bytes(span_of(buffer), expected));
+  HMC_ASSERT_OK(buffer.close(soon()));
+  EXPECT_EQ(remote[0].storable().mapping, nullptr);
+}
+
+TEST(Storable, WhatIsNotGrantedIsNot) {
+  Pair pair("shm");
+  const auto read_only = *pair.b.buffer(5000, Device::cpu(), Access::read);
+  const auto remote = *pair.ab.import(*read_only.descriptor(), soon());
+  EXPECT_NE(remote.loadable().mapping, nullptr);
+  EXPECT_EQ(remote.storable().mapping, nullptr);
+  EXPECT_EQ(RemoteBuffer().storable().mapping, nullptr);
+  Pair over_tcp("tcp");
+  const auto elsewhere = *over_tcp.ab.import(*over_tcp.b.buffer(100)->descriptor(), soon());
+  EXPECT_EQ(elsewhere.storable().mapping, nullptr);
+  const Context context = make_context("local");
+  const auto own = *context.connect(context.addresses()[0], soon());
+  const auto mine = *context.buffer(5000), kept = *context.buffer(5000, Device::cpu(), Access::read);
+  EXPECT_EQ((*own.import(*mine.descriptor(), soon())).storable().bytes.data(), bytes_of(mine));
+  EXPECT_EQ((*own.import(*kept.descriptor(), soon())).storable().mapping, nullptr);
+}
+
 // Closes of either side wait for its end, as for an operation's.
 TEST(BufferHold, HoldsBothSides) {
   Pair pair("shm");

@@ -88,11 +88,20 @@ Result<RemoteBuffer> RemoteBuffer::slice(std::size_t offset, std::size_t bytes) 
 
 bool RemoteBuffer::alive() const { return state_ && state_->context->usable().ok() && state_->record->alive.load(); }
 
-LoadableBytes RemoteBuffer::loadable(const Device& by) const {
+LoadableBytes RemoteBuffer::loadable(const Device& by) const { return mapped(by, false); }
+
+StorableBytes RemoteBuffer::storable(const Device& by) const {
+  if (access() != Access::read_write) return {};
+  LoadableBytes found = mapped(by, true);
+  // The region says that it is writable, so its mapping is.
+  return {{const_cast<std::byte*>(found.bytes.data()), found.bytes.size()}, std::move(found.mapping)};
+}
+
+LoadableBytes RemoteBuffer::mapped(const Device& by, bool to_write) const {
   if (!alive()) return {};
   const auto locked = state_->context->engine()->lock();
   for (const RemoteImport::Entry& entry : state_->record->entries) {
-    if (entry.withdrawn || !entry.prepared_for(by)) continue;
+    if (entry.withdrawn || !entry.prepared_for(by) || (to_write && !entry.region->writable())) continue;
     if (LoadableBytes whole = entry.region->loadable(by); whole.mapping) {
       whole.bytes = whole.bytes.subspan(offset_, size_);
       return whole;

@@ -88,6 +88,7 @@ class ImportedDeviceRegion final : public ImportedRegion {
   Result<DeviceSpan> on(const Device& device, bool to_write) override;
   [[nodiscard]] std::uint64_t number() const noexcept override { return number_; }
   [[nodiscard]] LoadableBytes loadable(const Device& by) const override;
+  [[nodiscard]] bool writable() const noexcept override { return true; }  // so vendors map it; comm checks the owner's access
 
  private:
   Result<std::shared_ptr<Allocation>> map(const Device& device);

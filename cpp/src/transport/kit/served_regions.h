@@ -88,7 +88,7 @@ class ServedRemoteRegion : public RemoteRegion {
   explicit ServedRemoteRegion(const ServedKey& key) noexcept : RemoteRegion(key.bytes), id_(key.id), access_(key.access) {}
   static Result<std::unique_ptr<RemoteRegion>> import(const Blob& exported);
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
-  [[nodiscard]] bool writable() const noexcept { return access_ == Access::read_write; }
+  [[nodiscard]] bool writable() const noexcept override { return access_ == Access::read_write; }
 
  private:
   const std::uint64_t id_;

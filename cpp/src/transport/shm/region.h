@@ -56,7 +56,7 @@ class ShmRemoteRegion final : public RemoteRegion {
   [[nodiscard]] std::byte* mapped() const noexcept { return base_; }  // null: not mapped
   [[nodiscard]] std::uint64_t id() const noexcept { return info_.id; }
   [[nodiscard]] std::uint64_t address() const noexcept { return info_.address; }
-  [[nodiscard]] bool writable() const noexcept { return info_.access == Access::read_write; }
+  [[nodiscard]] bool writable() const noexcept override { return info_.access == Access::read_write; }
 
  private:
   ShmRemoteRegion(const RegionInfo& info, UniqueFd fd) noexcept : RemoteRegion(info.bytes), info_(info), fd_(std::move(fd)) {}

@@ -1,0 +1,65 @@
+"""Stores: layers of a push that are converted into a peer's arrays where they lie, without an operation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hmc.kv._moves import LOADED, Side, chunks, common, conversions
+from hmc.kv._remote import RemotePool
+
+if TYPE_CHECKING:
+    from hmc.kv._cache import Cache
+
+__all__ = ["Store", "Stored"]
+
+
+class Stored(NamedTuple):
+    """What was written of a layer."""
+
+    digest: int  # of the elements as they were written; 0 without one
+    nbytes: int
+    converted_bytes: int  # of the peer's blocks that it lies in, where its elements were converted
+
+
+class Store:
+    """Converts layers of a cache in CPU memory into a peer's arrays that the CPU can write. Not for several threads."""
+
+    def __init__(self, cache: Cache, remote: RemotePool, source: Side, target: Side, tokens: int, digests: bool) -> None:
+        self._cache = cache
+        self._remote = remote
+        self._source = source
+        self._target = target
+        self._tokens = tokens
+        self._digests = digests
+        self._there: list[Any] | None = None
+        self._converts: dict[int, bool] = {}
+
+    def takes(self, layer: int) -> bool:
+        """Whether a layer is to be written so: the CPU can write the peer's arrays, and it is digested or converted on the way.
+
+        Else the transport copies it, which is faster. Raises InvalidArgumentError for a move that cannot be.
+        """
+        if self._there is None and self._cache.on_cpu:
+            self._there = self._remote.storable("cpu")
+        return self._there is not None and (self._is_converted(layer) or self._digests)
+
+    def write(self, layer: int, look: Callable[[], None]) -> Stored:
+        """Writes a layer that it takes. Calls ``look`` before each chunk. Nothing is written after it has returned or raised."""
+        assert self._there is not None
+        digest = nbytes = converted = 0
+        is_converted = self._is_converted(layer)
+        for chunk in chunks(self._source, self._target, self._tokens, (layer, 1), LOADED):
+            look()
+            digest += self._cache.store(chunk, self._there, self._remote.buffers, self._digests)
+            packed = chunk.packed.buffer_bytes
+            nbytes += packed // len(chunk.far.blocks) * chunk.tokens // chunk.far.layout.block
+            converted += packed if is_converted else 0
+        return Stored(digest & (1 << 64) - 1, nbytes, converted)
+
+    def _is_converted(self, layer: int) -> bool:
+        if not self._converts:
+            layers = common(self._source.layout.layers, self._target.layout.layers)
+            for (first, count), found in conversions(self._target, self._source, self._tokens, layers):
+                self._converts.update(dict.fromkeys(range(first, first + count), found))
+        return self._converts[layer]
