@@ -350,6 +350,21 @@ TEST(BufferHold, TheContextsCloseWaitsForItsEnd) {
   EXPECT_EQ(BufferHold::take(local, {}).status().code(), Code::closed);
 }
 
+// The end of its side of the connection would tell the peer that nothing here uses its memory.
+TEST(BufferHold, TheEndOfTheLastHandleDoesNotLetGoOfThePeersMemory) {
+  Pair pair("shm");
+  const auto theirs = *pair.b.buffer(20001);
+  const std::array remote{*pair.ab.import(*theirs.descriptor(), soon())};
+  std::optional<BufferHold> hold = *BufferHold::take({}, remote);
+  EXPECT_EQ(pair.a.close(Deadline::after_seconds(0.05)).code(), Code::timeout);
+  pair.ab = Peer();
+  pair.a = Context();
+  EXPECT_EQ(theirs.close(Deadline::after_seconds(0.1)).code(), Code::timeout);
+  hold.reset();
+  EXPECT_EQ(theirs.close(Deadline::after_seconds(0.05)).code(), Code::timeout);  // nobody is there to tell it
+  EXPECT_EQ(pair.b.close(Deadline::after_seconds(0.05)).code(), Code::timeout);
+}
+
 TEST(BufferHold, OfTheContextsOwnBuffersByImport) {
   const Context context = make_context("local");
   const auto buffer = *context.buffer(5000);

@@ -45,6 +45,7 @@ class BufferHold::State {
       }
       remotes_.emplace_back(peer, record);
       ++record->operations;
+      ++record->holds;
       ++peer->imports().holds();
     }
     return {};
@@ -62,8 +63,11 @@ class BufferHold::State {
     }
     for (const auto& [peer, record] : remotes_) {
       --record->operations;
+      --record->holds;
       peer->imports().settle(record);
-      if (--peer->imports().holds() == 0) peer->operation_over();
+      if (--peer->imports().holds() != 0) continue;
+      peer->operation_over();
+      peer->link().on_holds_over();
     }
     context_->exports().end_hold();
   }

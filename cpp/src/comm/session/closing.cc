@@ -236,7 +236,8 @@ void Closing::tear_down() {
   context.notifier().table().remove_peer(peer_.notify_slot(), reason);
   peer_.grants().drop(false);
   peer_.routes().clear();
-  // Only now, after the endpoints: the end of this side of the channel tells the peer that nothing here touches its memory.
+  // Only now, after the endpoints: the end of this side of the channel tells the peer that nothing here touches its memory. It
+  // waits for the end of holds.
   peer_.link().end(peer_.phase() == PeerPhase::closed);
   context.peers().on_torn_down(peer_, reason);
   context.engine()->wake_waiters();
@@ -251,7 +252,7 @@ void Closing::tear_down_now(std::vector<std::shared_ptr<const void>>& kept) {
     peer_.grants().keep(kept);
     peer_.impl().messenger().abandon(peer_, kept);
   }
-  peer_.link().drop_now();
+  peer_.link().drop_now(kept);
 }
 
 bool Closing::gone() const noexcept { return state_ == State::torn_down && peer_.link().gone(); }

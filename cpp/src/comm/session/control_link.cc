@@ -42,6 +42,10 @@ bool ControlLink::holds() const {
 }
 
 void ControlLink::end(bool goodbye) {
+  if (peer_.imports().holds() != 0) {
+    goodbye_ = goodbye;
+    return;
+  }
   const bool open = channel_ && !over_;
   if (open && holds()) {
     channel_->await_end(goodbye);  // the sink's on_closed() follows
@@ -53,7 +57,12 @@ void ControlLink::end(bool goodbye) {
   }
 }
 
+void ControlLink::on_holds_over() {
+  if (goodbye_) end(*std::exchange(goodbye_, std::nullopt));
+}
+
 void ControlLink::drop() {
+  goodbye_.reset();
   const auto engine = peer_.impl().engine();
   timer_.stop();
   if (broken_ && holds() && !death_) {
@@ -77,7 +86,8 @@ void ControlLink::drop() {
   engine->wake_waiters();
 }
 
-void ControlLink::drop_now() {
+void ControlLink::drop_now(std::vector<std::shared_ptr<const void>>& kept) {
+  if (peer_.imports().holds() != 0 && channel_) kept.push_back(std::shared_ptr<const Channel>(std::move(channel_)));
   death_.reset();
   broken_ = false;
   drop();

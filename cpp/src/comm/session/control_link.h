@@ -6,6 +6,8 @@
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <vector>
 
 #include "comm/session/process_end.h"
 #include "control/channel.h"
@@ -30,16 +32,19 @@ class ControlLink {
   // Whether the process of the peer may still read or write memory of this one by itself.
   [[nodiscard]] bool holds() const;
 
-  // Ends this side, after its endpoints. `goodbye`: the peer is told that this is the end in order.
+  // Ends this side, after its endpoints and once no BufferHold is of the peer's memory. `goodbye`: the peer is told that this is
+  // the end in order.
   void end(bool goodbye);
+  void on_holds_over();
   void drop();
-  // The Context is going away: nothing is awaited.
-  void drop_now();
+  // The Context is going away: nothing is awaited. What would tell the peer that its memory is not used goes to `kept` where it is.
+  void drop_now(std::vector<std::shared_ptr<const void>>& kept);
   [[nodiscard]] bool gone() const noexcept { return !channel_ && !death_; }
 
  private:
   PeerImpl& peer_;  // what it holds of this process's memory
   std::unique_ptr<Channel> channel_;
+  std::optional<bool> goodbye_;  // of an end() that waits for the end of holds
   bool over_ = false;
   bool broken_ = false;  // over by this side's doing: the peer's end is not known by it
   std::unique_ptr<ProcessEnd> death_;
