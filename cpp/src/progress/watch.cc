@@ -1,5 +1,7 @@
 #include "progress/watch.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -82,7 +84,10 @@ void Watch::relax() noexcept {
   if (pace_.spins()) {
     cpu_relax();
   } else {
-    pace_.yielded(Deadline::Clock::now(), core_.wait_policy.yield());
+    const TimePoint before = Deadline::Clock::now();
+    sched_yield();
+    const TimePoint now = Deadline::Clock::now();
+    pace_.yielded(now, now - before);
   }
 }
 
