@@ -40,6 +40,10 @@ void bind_peer(py::module_& module) {
       .def_property_readonly("address", &Peer::address, "Where it is connected.")
       .def_property_readonly("epoch", &Peer::epoch, "Differs each time the same address comes back.")
       .def_property_readonly("alive", &Peer::alive, "False once it was lost or closed.")
+      .def_property_readonly(
+          "gone", &Peer::gone,
+          "True when nothing of the peer can read or write memory of this process any more: it was lost or closed, "
+          "and its process has let go of the memory, or is dead.")
       .def_property_readonly("same_host", &Peer::same_host, "True when a descriptor could be passed.")
       .def(
           "lookup",

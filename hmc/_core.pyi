@@ -719,6 +719,11 @@ class Peer:
         What the peer calls itself.
         """
     @property
+    def gone(self) -> bool:
+        """
+        True when nothing of the peer can read or write memory of this process any more: it was lost or closed, and its process has let go of the memory, or is dead.
+        """
+    @property
     def same_host(self) -> bool:
         """
         True when a descriptor could be passed.

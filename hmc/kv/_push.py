@@ -68,6 +68,7 @@ class Push(Transfer):
         self._changed = threading.Condition(self._lock)
         # What happens to the push: ("layer", (number, marks)), ("close", (0, [])), ("cancel", 0), ("record", record or exception).
         self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
+        self._stopped_by: Record | BaseException | None = None  # what ended it at the receiver
         self._closed = False
         self._moves = moves  # the session that leaves this pool
         self._sent: set[int] = set()
@@ -155,8 +156,10 @@ class Push(Transfer):
     def _noted(self, found: Record | BaseException) -> None:
         if isinstance(found, Record) and found.kind == CREDIT:
             self._credited()  # here: each thread on the way to ready() would take its time
-        else:
-            self._events.put(("record", found))
+            return
+        if not isinstance(found, Record) or found.kind == STOP:
+            self._stopped_by = found
+        self._events.put(("record", found))
 
     def _ended(self) -> None:
         with self._lock:
@@ -322,12 +325,17 @@ class Push(Transfer):
     def _write_there(self, store: Store, layer: int, heads: tuple[int, int]) -> None:
         """Writes a layer into the receiver's arrays, and says so."""
         self._land()
-        stored = store.write(layer, self._check_cancelled)
+        stored = store.write(layer, self._check_stopped)
         self._pool.counts.add(
             self.session, bytes_written=stored.nbytes, bytes_stored=stored.nbytes, bytes_converted=stored.converted_bytes
         )
         self._check_cancelled()  # its pages may have changed since
         self._send(LAYER, layer, stored.digest, heads)
+
+    def _check_stopped(self) -> None:
+        self._check_cancelled()
+        if self._stopped_by is not None:
+            self._take(self._stopped_by)
 
     def _post(self, piece: _Piece, move: PageMove, layers: tuple[int, int] | None = None) -> bool:
         """Posts a piece, once at most one other piece travels. False: it was not, as its ``layers`` are to be converted first."""

@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from hmc._arguments import whole
 from hmc._core import Peer, StreamMark
 from hmc._deadline import Deadline
+from hmc._waits import SLICE
 from hmc.errors import CorruptError, HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError, ProtocolError
 from hmc.kv._moves import Side, common
 from hmc.kv._transfer import Transfer
@@ -117,6 +119,7 @@ class Inbox(Transfer):
         while True:
             found = self._next(draining=failure is not None)
             if isinstance(found, BaseException):
+                self._outlast()
                 raise failure or self._lost(found)
             if isinstance(found, Record) and not self._is_of_sender(found):
                 self._pool.listener.refuse(self._peer, found)
@@ -154,6 +157,13 @@ class Inbox(Transfer):
             return self._events.get(timeout=_PAUSE if self._held and left != 0 else left)
         except queue.Empty:
             return _LOOK if self._held and left != 0 else None
+
+    def _outlast(self) -> None:
+        """Waits until a sender that has left, or was closed here, writes no more. Its process may be stopped."""
+        pause = _PAUSE
+        while self._sender is not None and not self._peer.alive and not self._peer.gone:
+            time.sleep(pause)
+            pause = min(2 * pause, SLICE)
 
     def _given_up(self) -> HmcError:
         if self._cancel.asked:

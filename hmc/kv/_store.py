@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from hmc.kv._cache import Cache
 from hmc.kv._moves import LOADED, Side, chunks, common, conversions
 from hmc.kv._remote import RemotePool
-
-if TYPE_CHECKING:
-    from hmc.kv._cache import Cache
 
 __all__ = ["Store", "Stored"]
 

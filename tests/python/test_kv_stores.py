@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -12,6 +13,7 @@ from device_arrays import DEVICES
 from kv_sides import DTYPE, PAIRS, expected, same
 
 import hmc
+from hmc import layout
 from hmc.kv import _cache, _store
 from hmc.kv._moves import common
 
@@ -139,10 +141,8 @@ def test_a_cancel_ends_both_sides_at_the_next_chunk(sides: Any, stores: list[Cal
     for side in (push, inbox):
         with pytest.raises(hmc.HmcCancelledError):
             side.wait(20)
-    count, before = len(seen), [np.array(array) for array in b.arrays]
-    assert all(np.array_equal(x, y) for x, y in zip(before, b.arrays, strict=True))
     if who == "sender":
-        assert count == 2
+        assert len(seen) == 2
 
 
 @pytest.mark.parametrize("what", ["receiver's pool", "buffers", "context", "sender's context"])
@@ -187,3 +187,60 @@ def test_nothing_is_written_once_a_side_is_closed(sides: Any, stores: list[Calla
     if what != "sender's context":
         assert all(np.array_equal(x, y) for x, y in zip(before, arrays, strict=True))
     timer.join()
+
+
+@pytest.mark.parametrize("pool_too", [False, True])
+def test_a_receive_outlasts_what_its_sender_writes(sides: Any, monkeypatch: pytest.MonkeyPatch, pool_too: bool) -> None:
+    a, b, to_a, to_b = sides(*PAIRS[2])
+    begun, goes_on = threading.Event(), threading.Event()
+    real = layout.convert
+
+    def slow(*given: Any, **more: Any) -> Any:
+        begun.set()
+        assert goes_on.wait(20)
+        return real(*given, **more)
+
+    monkeypatch.setattr(layout, "convert", slow)
+    push, inbox = pushed(a, b, to_a, to_b, [1, 2, 3, 4], [4, 5], 64)
+    assert begun.wait(20)
+    to_a.close()
+    with pytest.raises(hmc.HmcTimeoutError):
+        inbox.wait(0.2)
+    if pool_too:
+        with pytest.raises(hmc.HmcTimeoutError):
+            b.pool.close(0.1)
+    assert not to_a.gone
+    goes_on.set()
+    with pytest.raises(hmc.HmcError):
+        inbox.wait(20)
+    before = [array.copy() for array in b.arrays]
+    assert to_a.gone
+    with pytest.raises(hmc.HmcError):
+        push.wait(20)
+    assert all(np.array_equal(x, y) for x, y in zip(before, b.arrays, strict=True))
+
+
+def test_a_stopped_receive_ends_the_push_at_the_next_chunk(sides: Any, stores: list[Callable[[], None]]) -> None:
+    a, b, to_a, to_b = sides(*PAIRS[4])
+    reached, go = threading.Event(), threading.Event()
+    seen: list[None] = []
+
+    def wait() -> None:
+        seen.append(None)
+        if len(seen) == 2:
+            reached.set()
+            assert go.wait(20)
+
+    stores[0] = wait
+    push, inbox = pushed(a, b, to_a, to_b, [1, 2, 3, 4], [4, 5, 6, 7, 1, 2, 3, 0], 128)
+    assert reached.wait(20)
+    inbox.cancel()
+    until = time.monotonic() + 20
+    while push._stopped_by is None:
+        assert time.monotonic() < until
+        time.sleep(0.001)
+    go.set()
+    for side in (push, inbox):
+        with pytest.raises(hmc.HmcCancelledError):
+            side.wait(20)
+    assert len(seen) == 2

@@ -82,6 +82,9 @@ class HMC_API Peer {
   [[nodiscard]] std::string address() const;  // where it is connected: "unix:pid 4711", "tcp://[::1]:7000"
   [[nodiscard]] std::uint64_t epoch() const;  // differs each time the same address comes back
   [[nodiscard]] bool alive() const;
+  // Whether nothing of the peer can read or write memory of this process any more: it was lost or closed, and its process has let
+  // go of the memory, or is dead.
+  [[nodiscard]] bool gone() const;
   [[nodiscard]] bool same_host() const;  // a descriptor could be passed
 
   // Named buffers. lookup imports what the peer published under `name`; waits for it to appear until the deadline.

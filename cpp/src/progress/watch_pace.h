@@ -123,7 +123,7 @@ class WatchPace {
   [[nodiscard]] std::optional<Duration> refused(TimePoint now) noexcept {
     linger_.until = worked_at_ + linger_time;
     if (lingers(now) || ++refusals_ <= patient_refusals) return std::nullopt;
-    return std::clamp<Duration>((now - moved_at_) / backoff_fraction, first_backoff, tick);
+    return std::clamp<Duration>((now - std::max(moved_at_, worked_at_)) / backoff_fraction, first_backoff, tick);
   }
 
   // Counts an empty round. True: spin; false: yield the core.

@@ -65,6 +65,10 @@ bool Peer::alive() const {
   return locked(state_, [](PeerImpl& peer) { return peer.phase() != PeerPhase::lost && peer.phase() != PeerPhase::closed; });
 }
 
+bool Peer::gone() const {
+  return locked(state_, [](PeerImpl& peer) { return peer.closing().gone(); });
+}
+
 Result<RemoteBuffer> Peer::lookup(std::string_view name, Deadline deadline) const {
   if (!state_) return no_peer();
   return lookup_buffer(state_, name, deadline);

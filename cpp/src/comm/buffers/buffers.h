@@ -88,10 +88,12 @@ struct RemoteImport {
   std::atomic<bool> alive{true};
   Status dead;                   // why not alive
   std::uint32_t operations = 0;  // under way, preparations and BufferHolds included
-  std::uint32_t holds = 0;       // BufferHolds
-  // Of entries that went while it was held: once released, the owner's close would not wait.
-  std::vector<std::uint64_t> late_releases;
-  bool retiring = false;         // no operation will come; entries go once quiet
+  struct Holds {                 // BufferHolds
+    std::uint32_t count = 0;
+    // Of entries that went while it was held: once released, the owner's close would not wait.
+    std::vector<std::uint64_t> releases;
+  } holds;
+  bool retiring = false;  // no operation will come; entries go once quiet
   bool flushing = false;
   bool acknowledge = false;  // the owner waits for `revoked`
 

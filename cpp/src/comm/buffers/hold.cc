@@ -45,7 +45,7 @@ class BufferHold::State {
       }
       remotes_.emplace_back(peer, record);
       ++record->operations;
-      ++record->holds;
+      ++record->holds.count;
       ++peer->imports().holds();
     }
     return {};
@@ -63,7 +63,7 @@ class BufferHold::State {
     }
     for (const auto& [peer, record] : remotes_) {
       --record->operations;
-      --record->holds;
+      --record->holds.count;
       peer->imports().settle(record);
       if (--peer->imports().holds() != 0) continue;
       peer->operation_over();

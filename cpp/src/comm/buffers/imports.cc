@@ -135,8 +135,8 @@ void Imports::retire(const std::shared_ptr<RemoteImport>& record) {
 
 // Drops the regions of a retired record once nothing is in flight on them, puts that completed locally included.
 void Imports::settle(const std::shared_ptr<RemoteImport>& record) {
-  if (record->holds == 0) {
-    for (const std::uint64_t request : std::exchange(record->late_releases, {})) release(request);
+  if (record->holds.count == 0) {
+    for (const std::uint64_t request : std::exchange(record->holds.releases, {})) release(request);
   }
   if (!record->retiring || record->operations != 0 || record->flushing) return;
   const auto keep = record;
@@ -190,8 +190,8 @@ void Imports::drop_entries(const EndpointSlot* slot) {
     if (record->flushing) continue;
     std::erase_if(record->entries, [&](const RemoteImport::Entry& entry) {
       if (entry.slot != slot || entry.preparing) return false;
-      if (entry.request != 0 && record->holds != 0) {
-        record->late_releases.push_back(entry.request);
+      if (entry.request != 0 && record->holds.count != 0) {
+        record->holds.releases.push_back(entry.request);
       } else if (entry.request != 0) {
         release(entry.request);
       }
