@@ -58,7 +58,7 @@ class UcxRemoteRegion final : public RemoteRegion {
   [[nodiscard]] std::uint64_t id() const noexcept { return id_; }
   [[nodiscard]] std::uint64_t address() const noexcept { return address_; }
   [[nodiscard]] ucp_rkey_h key() const noexcept { return key_; }
-  [[nodiscard]] bool writable() const noexcept { return access_ == Access::read_write; }
+  [[nodiscard]] bool writable() const noexcept override { return access_ == Access::read_write; }
   [[nodiscard]] MemoryKind kind() const noexcept { return kind_; }
 
  private:

@@ -47,7 +47,7 @@ class VerbsRemoteRegion final : public RemoteRegion {
   [[nodiscard]] std::uint64_t address() const noexcept { return keys_.address; }
   [[nodiscard]] bool known_to(const PortInfo& port) const noexcept { return port.nic < keys_.keys.size() && keys_.keys[port.nic]; }
   [[nodiscard]] std::uint32_t key(const PortInfo& port) const noexcept { return *keys_.keys[port.nic]; }  // of a port of the peer
-  [[nodiscard]] bool writable() const noexcept { return keys_.access == Access::read_write; }
+  [[nodiscard]] bool writable() const noexcept override { return keys_.access == Access::read_write; }
   [[nodiscard]] bool on_device() const noexcept { return keys_.device; }
 
  private:
