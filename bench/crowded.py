@@ -4,7 +4,7 @@
 
 For each number of processes that compute without end:
 - round trip: 8 bytes to another process and back, by threads that wait in recv();
-- callback: from the send of 8 bytes to the callback of their receive, which nobody waits for; a message each 0 to 2 ms.
+- callback: from the send of 8 bytes to the call of the receiver's callback, while no thread waits. Messages are 0 to 2 ms apart.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ _PAUSE = 0.0005  # seconds between two looks
 class Inbox(Transfer):
     """Pages that wait for a push; made by :meth:`Pool.receive`. Give ``ticket`` to the prefill side. Ends as a Transfer does.
 
-    After a cancel it ends once the sender has stopped writing, or is lost.
+    After a cancel it ends once the sender has stopped writing. Where the sender's Peer is closed or lost, it ends once that is
+    ``gone``.
     """
 
     def __init__(

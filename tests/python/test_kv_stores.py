@@ -47,6 +47,21 @@ def sides(kv_pair: Any) -> Any:
     return make
 
 
+def paused(stores: list[Callable[[], None]]) -> tuple[list[None], threading.Event, threading.Event]:
+    """The second chunk waits: an item for each chunk, the event that it is reached, and the one that it waits for."""
+    seen: list[None] = []
+    reached, go = threading.Event(), threading.Event()
+
+    def wait() -> None:
+        seen.append(None)
+        if len(seen) == 2:
+            reached.set()
+            assert go.wait(20)
+
+    stores[0] = wait
+    return seen, reached, go
+
+
 def pushed(a: Any, b: Any, to_a: Any, to_b: Any, mine: list[int], blocks: list[int], tokens: int, **more: Any) -> tuple[Any, Any]:
     """A push of all common layers, which is not closed yet, and its receive."""
     inbox = b.pool.receive(to_a, blocks, tokens=tokens, session="t", **more)
@@ -122,16 +137,7 @@ def test_pages_that_change_behind_a_store_are_found(sides: Any, stores: list[Cal
 @pytest.mark.parametrize("who", ["sender", "receiver"])
 def test_a_cancel_ends_both_sides_at_the_next_chunk(sides: Any, stores: list[Callable[[], None]], who: str) -> None:
     a, b, to_a, to_b = sides(*PAIRS[4])
-    reached, go = threading.Event(), threading.Event()
-    seen: list[None] = []
-
-    def wait() -> None:
-        seen.append(None)
-        if len(seen) == 2:
-            reached.set()
-            assert go.wait(20)
-
-    stores[0] = wait
+    seen, reached, go = paused(stores)
     push, inbox = pushed(a, b, to_a, to_b, [1, 2, 3, 4], [4, 5, 6, 7, 1, 2, 3, 0], 128)
     assert reached.wait(20)
     (push if who == "sender" else inbox).cancel()
@@ -148,16 +154,7 @@ def test_a_cancel_ends_both_sides_at_the_next_chunk(sides: Any, stores: list[Cal
 @pytest.mark.parametrize("what", ["receiver's pool", "buffers", "context", "sender's context"])
 def test_nothing_is_written_once_a_side_is_closed(sides: Any, stores: list[Callable[[], None]], what: str) -> None:
     a, b, to_a, to_b = sides(*PAIRS[2])
-    reached, go = threading.Event(), threading.Event()
-    seen: list[None] = []
-
-    def wait() -> None:
-        seen.append(None)
-        if len(seen) == 2:
-            reached.set()
-            assert go.wait(20)
-
-    stores[0] = wait
+    _, reached, go = paused(stores)
     push, inbox = pushed(a, b, to_a, to_b, [1, 2, 3, 4], [4, 5], 64)
     assert reached.wait(20)
     buffers, arrays = list(b.pool.cache.buffers), [np.array(array, copy=False) for array in b.arrays]
@@ -222,16 +219,7 @@ def test_a_receive_outlasts_what_its_sender_writes(sides: Any, monkeypatch: pyte
 
 def test_a_stopped_receive_ends_the_push_at_the_next_chunk(sides: Any, stores: list[Callable[[], None]]) -> None:
     a, b, to_a, to_b = sides(*PAIRS[4])
-    reached, go = threading.Event(), threading.Event()
-    seen: list[None] = []
-
-    def wait() -> None:
-        seen.append(None)
-        if len(seen) == 2:
-            reached.set()
-            assert go.wait(20)
-
-    stores[0] = wait
+    seen, reached, go = paused(stores)
     push, inbox = pushed(a, b, to_a, to_b, [1, 2, 3, 4], [4, 5, 6, 7, 1, 2, 3, 0], 128)
     assert reached.wait(20)
     inbox.cancel()

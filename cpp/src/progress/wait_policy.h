@@ -23,10 +23,9 @@ class WaitPolicy {
   using TimePoint = Clock::time_point;
   static constexpr unsigned most_rounds = 100;
   static constexpr unsigned least_rounds = 2;
-  // Of Linux on several cores, about. Shorter yields are also those of ranks that share a core, which are better off without
-  // sleeps.
+  // The shortest yield that counts as a time slice. Ranks that share a core yield for less, and are slower with sleeps.
   static constexpr Duration time_slice = std::chrono::microseconds(900);
-  // How long waiters sleep at once: doubled each time that it begins anew soon after.
+  // For how long waiters sleep without a yield before. Doubled where the cores are crowded again within that time.
   static constexpr Duration least_crowded_time = std::chrono::milliseconds(5), most_crowded_time = std::chrono::milliseconds(40);
 
   // Empty rounds before the first yield of a wait.
@@ -61,6 +60,7 @@ class WaitPolicy {
     crowded_time_.store(next, std::memory_order_relaxed);
     crowded_until_.store(now + next, std::memory_order_relaxed);
   }
+  // Whether that time is not over.
   [[nodiscard]] bool crowded(TimePoint now) noexcept {
     if (!maybe_crowded()) return false;
     if (now < crowded_until_.load(std::memory_order_relaxed)) return true;

@@ -123,7 +123,7 @@ TEST(BufferHold, TheEndOfTheLastHandleDoesNotLetGoOfThePeersMemory) {
   pair.a = Context();
   EXPECT_EQ(theirs.close(Deadline::after_seconds(0.1)).code(), Code::timeout);
   hold.reset();
-  EXPECT_EQ(theirs.close(Deadline::after_seconds(0.05)).code(), Code::timeout);  // nobody is there to tell it
+  EXPECT_EQ(theirs.close(Deadline::after_seconds(0.05)).code(), Code::timeout);  // the importer's Context is gone
   EXPECT_EQ(pair.b.close(Deadline::after_seconds(0.05)).code(), Code::timeout);
 }
 

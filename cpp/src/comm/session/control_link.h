@@ -32,19 +32,21 @@ class ControlLink {
   // Whether the process of the peer may still read or write memory of this one by itself.
   [[nodiscard]] bool holds() const;
 
-  // Ends this side, after its endpoints and once no BufferHold is of the peer's memory. `goodbye`: the peer is told that this is
-  // the end in order.
+  // Ends this side: call it after the end of the endpoints. It waits until no BufferHold uses the peer's memory. `goodbye`: the
+  // peer closed in order, and is told so.
   void end(bool goodbye);
+  // The last BufferHold of the peer's memory has ended.
   void on_holds_over();
   void drop();
-  // The Context is going away: nothing is awaited. What would tell the peer that its memory is not used goes to `kept` where it is.
+  // The Context ends: nothing is awaited. Where a BufferHold uses the peer's memory, the channel goes to `kept` and stays open: its
+  // end would say that nothing does.
   void drop_now(std::vector<std::shared_ptr<const void>>& kept);
   [[nodiscard]] bool gone() const noexcept { return !channel_ && !death_; }
 
  private:
   PeerImpl& peer_;  // what it holds of this process's memory
   std::unique_ptr<Channel> channel_;
-  std::optional<bool> goodbye_;  // of an end() that waits for the end of holds
+  std::optional<bool> goodbye_;  // the argument of an end() that waits for BufferHolds
   bool over_ = false;
   bool broken_ = false;  // over by this side's doing: the peer's end is not known by it
   std::unique_ptr<ProcessEnd> death_;
