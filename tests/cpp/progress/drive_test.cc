@@ -262,8 +262,9 @@ TEST_F(DriveTest, PromptCallDoesNotCountAsOneThatWaits) {
   EXPECT_TRUE(drive());
   EXPECT_EQ(interrupt.waits, 0);
   flag_.store(0);
+  static_assert(3 * DrivePace::prompt_rounds < WaitPolicy::most_rounds);  // before a yield, which could be long and lead to a sleep
   poller.on_poll = [&] {
-    if (++polls == 4 * DrivePace::prompt_rounds) flag_.store(1);
+    if (++polls == 3 * DrivePace::prompt_rounds) flag_.store(1);
     return false;
   };
   EXPECT_TRUE(drive());
@@ -281,7 +282,7 @@ TEST_F(DriveTest, CountsAsOneThatWaitsBeforeItsFirstYield) {
   unsigned polls = 0, polls_before_waiting = 0;
   poller.on_poll = [&] {
     if (interrupt.waits == 0) polls_before_waiting = polls;
-    if (++polls == WaitPolicy::least_rounds + 2) flag_.store(1);
+    if (++polls == WaitPolicy::least_rounds + 1) flag_.store(1);  // after one yield: a long second one could lead to a sleep
     return false;
   };
   add(poller);
