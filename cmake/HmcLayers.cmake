@@ -37,7 +37,7 @@ set(HMC_COMPILED_ALONE collective/member.cc collective/member_collectives.cc com
 
 function(hmc_compile_options target)
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wnon-virtual-dtor
-                                           -Woverloaded-virtual -Wimplicit-fallthrough -Wswitch $<$<BOOL:${HMC_WERROR}>:-Werror>)
+                                           -Woverloaded-virtual -Wsuggest-override -Wimplicit-fallthrough -Wswitch $<$<BOOL:${HMC_WERROR}>:-Werror>)
   # GCC 12 sees overlaps that are not there in std::string's operator+ (its bug 105651).
   target_compile_options(${target} PRIVATE $<$<AND:$<CXX_COMPILER_ID:GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>>:-Wno-restrict>)
   if(HMC_SANITIZE)

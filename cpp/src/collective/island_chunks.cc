@@ -76,7 +76,7 @@ class Cut {
 
   [[nodiscard]] std::uint64_t begin(std::uint64_t index) const {
     if (first_ == 0) return index * chunk_;
-    return index < small ? first_ * ((1 << index) - 1) : all_small() + (index - small) * chunk_;
+    return index < small ? first_ * ((std::uint64_t{1} << index) - 1) : all_small() + (index - small) * chunk_;
   }
   [[nodiscard]] std::uint64_t count() const {
     if (first_ == 0) return (piece_ - 1) / chunk_ + 1;

@@ -104,7 +104,9 @@ TEST_P(Stopping, ACancelOfEitherHalfLosesNoMessage) {
       EXPECT_TRUE(next.holds(size, seed));
     }
     HMC_EXPECT_OK(sent.wait(soon()));
-    if (!end.ok()) EXPECT_TRUE(in.holds(size, 500)) << "written after its cancel";
+    if (!end.ok()) {
+      EXPECT_TRUE(in.holds(size, 500)) << "written after its cancel";
+    }
   }
   RecordProperty("stopped", stopped);  // on one core all of it may be there before this thread runs again
 }
@@ -120,7 +122,9 @@ TEST_P(Stopping, WhatIsLeftCanBeWithdrawnByItsSender) {
     const auto sent = *pair.ab.isend(view(out), 2);
     while (peek(in[1]) == std::byte{0} && !received.done()) std::this_thread::yield();
     if (!received.cancel().ok()) continue;
-    if (how == "cancel") EXPECT_EQ(sent.cancel().code(), Code::unsupported);
+    if (how == "cancel") {
+      EXPECT_EQ(sent.cancel().code(), Code::unsupported);
+    }
     if (how == "close") pair.ab.close();
     if (how == "far close") pair.ba.close();
     const Status end = sent.wait(soon());
