@@ -5,6 +5,7 @@
 For each number of processes that compute without end:
 - round trip: 8 bytes to another process and back, by threads that wait in recv();
 - callback: from the send of 8 bytes to the call of the receiver's callback, while no thread waits. Messages are 0 to 2 ms apart.
+- behind: the same, 0 to 1 ms after a thread of the receiver has sent 64 MiB, and waited for that.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ import numpy as np
 
 import hmc
 
-PING, PONG, STAMP, GO = 1, 2, 3, 4
+PING, PONG, STAMP, GO, LARGE = 1, 2, 3, 4, 5
+LARGE_BYTES = 64 << 20
 
 
 def other_process(address: str) -> None:
@@ -39,6 +41,14 @@ def other_process(address: str) -> None:
         rng = random.Random(1)
         for _ in range(int(count[0])):
             time.sleep(rng.uniform(0, 0.002))
+            peer.send(np.array([time.monotonic_ns()], np.int64), tag=STAMP)
+        large = np.zeros(LARGE_BYTES, np.uint8)
+        peer.recv(count, tag=GO)
+        for _ in range(int(count[0])):
+            peer.recv(large, tag=LARGE)
+            pause = time.perf_counter() + rng.uniform(0, 0.001)
+            while time.perf_counter() < pause:
+                pass
             peer.send(np.array([time.monotonic_ns()], np.int64), tag=STAMP)
         peer.recv(word, tag=GO)
 
@@ -78,6 +88,19 @@ class Stamps:
             self._receive()
 
 
+def behind(peer: hmc.Peer, count: int) -> list[float]:
+    """The ages of stamps that follow a large message, which this thread has sent."""
+    large, ages = np.ones(LARGE_BYTES, np.uint8), []
+    peer.send(np.array([count], np.int64), tag=GO)
+    for _ in range(count):
+        stamps = Stamps(peer, 1)
+        peer.send(large, tag=LARGE, timeout=60)
+        if not stamps.all.wait(60):
+            raise RuntimeError("a callback did not run")
+        ages += stamps.ages
+    return ages
+
+
 def measured(busy: int, seconds: float) -> list[dict[str, Any]]:
     loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(busy)]
     try:
@@ -90,6 +113,7 @@ def measured(busy: int, seconds: float) -> list[dict[str, Any]]:
             stamps = Stamps(peer, count)
             if not stamps.all.wait(60 + 4 * seconds):
                 raise RuntimeError(f"{len(stamps.ages)} of {count} callbacks ran")
+            ages = behind(peer, max(8, int(seconds * 100)))
             peer.send(np.zeros(1, np.int64), tag=GO)
             other.wait(30)
     finally:
@@ -104,7 +128,7 @@ def measured(busy: int, seconds: float) -> list[dict[str, Any]]:
             "mean": float(np.mean(times)),
             **{f"p{percent}": float(np.percentile(times, percent)) for percent in (50, 90, 99)},
         }
-        for what, times in (("round trip", trips), ("callback", stamps.ages))
+        for what, times in (("round trip", trips), ("callback", stamps.ages), ("behind", ages))
     ]
 
 

@@ -18,7 +18,7 @@ BENCH = Path(__file__).parents[2] / "bench"
     [
         ("serving.py", ["--tokens", "64", "--repeat", "1"], 60),
         ("weights.py", ["--receivers", "1", "--repeat", "1"], 8),
-        ("crowded.py", ["--busy", "0", "1", "--seconds", "0.05"], 4),
+        ("crowded.py", ["--busy", "0", "1", "--seconds", "0.05"], 6),
     ],
 )
 def test_a_bench_gives_figures(script: str, arguments: list[str], least: int, tmp_path: Path) -> None:

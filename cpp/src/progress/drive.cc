@@ -31,7 +31,11 @@ void drop_owners(EngineCore& core) {
 // Lock held: this waiter stops driving. True if there are owners to drop once the lock is released.
 bool leave_locked(EngineCore& core) {
   core.drivers.leave();
-  if (core.kicks.kicked(std::memory_order_relaxed) && !(core.kicks.drivers_are_prompt() && !core.rounds.busy())) core.role.wake();
+  if (core.kicks.kicked(std::memory_order_relaxed) && !(core.kicks.drivers_are_prompt() && !core.rounds.busy())) {
+    core.role.wake();
+  } else {
+    core.role.cut_standby();
+  }
   if (!core.role.taken()) core.rounds.sleepers().wake_one(core.role);
   return !core.retired.empty();
 }
@@ -51,6 +55,7 @@ void leave_unlocked(EngineCore& core, const BackgroundThread& background) {
   }
   core.drivers.leave_unlocked();  // ordered before the load: kick() stores, then loads, the other way round
   if (core.kicks.kicked()) core.wake_watcher_unless_prompt();
+  core.role.cut_standby();
 }
 
 }  // namespace

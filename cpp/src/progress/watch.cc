@@ -18,9 +18,11 @@ std::optional<Watch::Nap> Watch::round() {
   const bool wanted = kicks.watcher_wanted();
   const std::uint64_t driven = core_.drivers.driven();
   const std::uint64_t put_offs = core_.drivers.put_offs();
-  if (core_.drivers.present() || ((pace_.drivers_came(driven) || pace_.is_put_off(put_offs)) && !wanted)) {
+  const bool present = core_.drivers.present();
+  if (present || ((pace_.drivers_came(driven) || pace_.is_put_off(put_offs)) && !wanted)) {
     if (pace_.stand_aside(driven, put_offs, kicked)) kicks.clear();
-    return standby(Nap{false, begun + pace_.standby_time(begun)});
+    const WatchPace::Duration aside = pace_.standby_time(begun);
+    return standby(Nap{false, begun + aside}, pace_.is_cut_short(present, core_.drivers.left(), aside));
   }
   pace_.go_ahead(driven, put_offs);
   if (pace_.leaves_to_posts(core_.drivers.posts(), begun)) {
@@ -63,15 +65,15 @@ std::optional<Watch::Nap> Watch::round() {
   held.unlock();
   if (!owners.empty()) drop(std::move(owners));
   if (nap) return nap;
-  if (backoff) return standby(Nap{true, now + *backoff});
+  if (backoff) return standby(Nap{true, now + *backoff}, false);
   if (core_.lock.contended()) core_.lock.give_way();
   if (moved == Rounds::nothing) relax();
   return std::nullopt;
 }
 
 // Announces a sleep without the lock, then looks again at what would have rung the doorbell had it been announced before.
-std::optional<Watch::Nap> Watch::standby(Nap nap) {
-  core_.role.announce_standby();
+std::optional<Watch::Nap> Watch::standby(Nap nap, bool cut) {
+  core_.role.announce_standby(cut);
   if (leave_.load() != 0 || (!core_.drivers.present() && core_.kicks.watcher_wanted())) {
     core_.role.stay_awake();
     return std::nullopt;

@@ -66,15 +66,24 @@ class WatchPace {
     return kicked && ++kicked_standbys_ > patient_standbys;
   }
   // EngineCore::unattended is not 0. A callback often posts the next operation: unattended_time bridges the gap in between.
-  void saw_unattended(TimePoint now) noexcept { unattended_until_ = now + unattended_time; }
+  void saw_unattended(TimePoint now) noexcept { aside_.unattended_until = now + unattended_time; }
   // How long it stands aside. Where something is unattended it looks soon whether drivers have left, and ever less often, up to a
   // tick, while they come: as long as they do they notice everything, and to wake this thread costs them time.
   [[nodiscard]] Duration standby_time(TimePoint now) noexcept {
-    if (now >= unattended_until_) return tick;
-    return std::exchange(standby_, std::min<Duration>(2 * standby_, tick));
+    const bool was_cut_short = now < std::exchange(aside_.until, TimePoint{});
+    if (now >= aside_.unattended_until) return tick;
+    if (was_cut_short) aside_.time = first_standby;
+    aside_.until = now + aside_.time;
+    return std::exchange(aside_.time, std::min<Duration>(2 * aside_.time, tick));
+  }
+  // Whether the first driver that leaves is to end the standby of that length, behind which what is unattended would wait: where a
+  // driver has driven since the last standby began, a ring costs it little of its time. `left`: Drivers::left().
+  [[nodiscard]] bool is_cut_short(bool present, std::uint64_t left, Duration standby) noexcept {
+    const bool stayed = left == std::exchange(aside_.left, left);
+    return present && stayed && standby > 2 * first_standby && aside_.until != TimePoint{};
   }
   void go_ahead(std::uint64_t driven, std::uint64_t put_offs) noexcept {
-    if (!std::exchange(was_put_off_, false)) standby_ = first_standby;
+    if (!std::exchange(was_put_off_, false)) aside_.time = first_standby;
     driven_ = driven;
     put_offs_ = put_offs;
   }
@@ -133,8 +142,12 @@ class WatchPace {
   std::uint64_t driven_ = 0;
   std::uint64_t put_offs_ = 0;
   bool was_put_off_ = false;  // it last stood aside for posts alone
-  Duration standby_ = first_standby;
-  TimePoint unattended_until_{};
+  struct Aside {
+    Duration time = first_standby;  // of the next standby, where something is unattended
+    TimePoint unattended_until{};
+    TimePoint until{};  // the end of the present one; unset where nothing is
+    std::uint64_t left = 0;
+  } aside_;
   std::uint64_t posts_ = 0;
   TimePoint posted_at_{};  // when it first saw that many
   TimePoint worked_at_{};

@@ -36,8 +36,12 @@ class WatcherRole {
   }
 
   // ---- watcher only, lock not held ----
-  // The watcher sleeps next, unless its second look finds a reason to stay awake: then it calls stay_awake().
-  void announce_standby() noexcept { state_.exchange(State::standby); }
+  // The watcher sleeps next, unless its second look finds a reason to stay awake: then it calls stay_awake(). `cut`: whether
+  // cut_standby() is to end the sleep.
+  void announce_standby(bool cut) noexcept {
+    cut_.store(cut, std::memory_order_relaxed);
+    state_.exchange(State::standby);
+  }
   void stay_awake() noexcept { state_.store(State::active); }
   void sleep(const Descriptors* descriptors, TimePoint until) noexcept {
     doorbell_.sleep(descriptors, until);
@@ -51,6 +55,10 @@ class WatcherRole {
     const State state = state_.load();
     if (state == State::standby || state == State::armed) doorbell_.ring();
   }
+  // Ends a standby that was announced to be cut, once.
+  void cut_standby() noexcept {
+    if (cut_.load(std::memory_order_relaxed) && state_.load() == State::standby && cut_.exchange(false)) doorbell_.ring();
+  }
   // Ends the present sleep, or else the next one at once.
   void ring() noexcept { doorbell_.ring(); }
 
@@ -58,6 +66,7 @@ class WatcherRole {
   enum class State : std::uint32_t { none, active, standby, armed };
 
   std::atomic<State> state_{State::none};
+  std::atomic<bool> cut_{false};
   TimePoint armed_until_{};  // guarded by the engine lock
   Doorbell doorbell_;
 };

@@ -102,9 +102,32 @@ TEST_F(DriveTest, LooksAtEverythingOnceThoughTheDeadlineHasPassed) {
 TEST_F(DriveTest, LeavesKickedWorkToTheWatcher) {
   flag_.store(1);
   core_.role.take();
-  core_.role.announce_standby();
+  core_.role.announce_standby(false);
   core_.kicks.kick();
   EXPECT_TRUE(drive());
+  expect_rung();
+}
+
+TEST_F(DriveTest, CutsAStandbyShort) {
+  flag_.store(1);
+  core_.role.take();
+  core_.role.announce_standby(true);
+  EXPECT_TRUE(drive());
+  expect_rung();
+  core_.role.announce_standby(false);
+  EXPECT_TRUE(drive());
+  expect_not_rung();
+}
+
+TEST_F(DriveTest, CutsAStandbyShortThoughAnotherDriverHasTheLock) {
+  BackgroundThread startable(core_, dispatcher_, Progress::background);
+  core_.role.take();
+  core_.role.announce_standby(true);
+  const auto held = core_.lock.lock();
+  flag_.store(1);
+  auto waiter = std::async(std::launch::async,
+                           [&] { return Drive<FlagDone>(core_, startable, Deadline::after_seconds(60), FlagDone{flag_}).run(); });
+  EXPECT_TRUE(waiter.get());
   expect_rung();
 }
 
@@ -116,11 +139,11 @@ TEST_F(DriveTest, PromptDriverWakesTheWatcherOnlyForWorkThatIsLeft) {
   flag_.store(1);
   core_.role.take();
   make_drivers_prompt();
-  core_.role.announce_standby();
+  core_.role.announce_standby(false);
   EXPECT_TRUE(drive());
   expect_not_rung();
   busy = true;
-  core_.role.announce_standby();
+  core_.role.announce_standby(false);
   EXPECT_TRUE(drive());
   expect_rung();
   remove(poller);

@@ -46,19 +46,52 @@ TEST(WatchPace, StandsAsideForATickWhereNothingIsUnattended) {
 
 TEST(WatchPace, LooksSoonAndThenLessOftenWhereSomethingIsUnattended) {
   WatchPace pace;
-  pace.saw_unattended(start);
-  EXPECT_EQ(pace.standby_time(start), WatchPace::first_standby);
-  EXPECT_EQ(pace.standby_time(start), 2 * WatchPace::first_standby);
-  for (int i = 0; i < 20; ++i) EXPECT_LE(pace.standby_time(start), WatchPace::tick);
-  EXPECT_EQ(pace.standby_time(start), WatchPace::tick);
+  auto now = start;
+  const auto standby = [&] {
+    pace.saw_unattended(now);
+    const auto aside = pace.standby_time(now);
+    now += aside;
+    return aside;
+  };
+  EXPECT_EQ(standby(), WatchPace::first_standby);
+  EXPECT_EQ(standby(), 2 * WatchPace::first_standby);
+  for (int i = 0; i < 20; ++i) EXPECT_LE(standby(), WatchPace::tick);
+  EXPECT_EQ(standby(), WatchPace::tick);
   EXPECT_FALSE(pace.stand_aside(0, 1, false));
   pace.go_ahead(0, 1);
-  EXPECT_EQ(pace.standby_time(start), WatchPace::tick);  // posts that follow one another go on
+  EXPECT_EQ(standby(), WatchPace::tick);  // posts that follow one another go on
   pace.go_ahead(0, 1);
-  EXPECT_EQ(pace.standby_time(start), WatchPace::first_standby);
+  EXPECT_EQ(standby(), WatchPace::first_standby);
   // Between the end of an operation and the next one that its callback posts.
-  EXPECT_LT(pace.standby_time(start + WatchPace::unattended_time - std::chrono::nanoseconds(1)), WatchPace::tick);
-  EXPECT_EQ(pace.standby_time(start + WatchPace::unattended_time), WatchPace::tick);
+  const auto seen = now - WatchPace::first_standby;
+  EXPECT_LT(pace.standby_time(seen + WatchPace::unattended_time - std::chrono::nanoseconds(1)), WatchPace::tick);
+  EXPECT_EQ(pace.standby_time(seen + WatchPace::unattended_time), WatchPace::tick);
+}
+
+TEST(WatchPace, IsCutShortByADriverThatStaysLong) {
+  WatchPace pace;
+  pace.saw_unattended(start);
+  auto now = start;
+  std::uint64_t left = 7;
+  const auto is_cut_short = [&](bool present) {
+    pace.saw_unattended(now);
+    const auto aside = pace.standby_time(now);
+    now += aside;
+    return pace.is_cut_short(present, left, aside);
+  };
+  for (int i = 0; i < 2; ++i) EXPECT_FALSE(is_cut_short(true));
+  EXPECT_TRUE(is_cut_short(true));
+  EXPECT_FALSE(is_cut_short(false));
+  EXPECT_TRUE(is_cut_short(true));
+  ++left;  // another one, maybe
+  EXPECT_FALSE(is_cut_short(true));
+  EXPECT_TRUE(is_cut_short(true));
+  now -= WatchPace::first_standby;  // it was cut short: the drivers may be gone
+  EXPECT_EQ(pace.standby_time(now), WatchPace::first_standby);
+  now += WatchPace::unattended_time;  // nothing is unattended
+  const auto aside = pace.standby_time(now);
+  EXPECT_EQ(aside, WatchPace::tick);
+  EXPECT_FALSE(pace.is_cut_short(true, left, aside));
 }
 
 TEST(WatchPace, ClearsAKickThatDriversKeepServing) {

@@ -120,6 +120,35 @@ TEST_F(WatchTest, StandsAsideForAShortTimeWhereSomethingIsUnattended) {
   EXPECT_EQ(polls_, 0);
 }
 
+TEST_F(WatchTest, DriverThatStayedLongCutsAStandbyShort) {
+  core_.unattended.store(1);
+  core_.drivers.announce();
+  const auto cuts = [this] {  // whether the driver that leaves rings
+    const auto until = Deadline::Clock::now() + std::chrono::milliseconds(5);
+    core_.role.cut_standby();
+    core_.role.cut_standby();  // once
+    core_.role.sleep(nullptr, until);
+    return Deadline::Clock::now() < until;
+  };
+  ASSERT_TRUE(watch_.round());
+  EXPECT_FALSE(cuts());
+  const auto from = Deadline::Clock::now();
+  bool cut = false;
+  while (Deadline::Clock::now() - from < std::chrono::seconds(20) && !cut) {
+    const auto begun = Deadline::Clock::now();
+    const auto nap = watch_.round();
+    ASSERT_TRUE(nap);
+    if (nap->until - begun > 2 * WatchPace::first_standby) {
+      cut = cuts();
+    } else {
+      core_.role.sleep(nullptr, nap->until);
+    }
+  }
+  EXPECT_TRUE(cut);
+  EXPECT_FALSE(cuts());  // it is awake
+  EXPECT_EQ(polls_, 0);
+}
+
 TEST_F(WatchTest, ServesAKickThoughDriversCome) {
   core_.drivers.count();
   core_.kicks.kick();
