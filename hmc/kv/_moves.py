@@ -32,6 +32,7 @@ __all__ = [
     "common",
     "conversions",
     "groups",
+    "named",
     "pieces",
     "side",
 ]
@@ -103,6 +104,12 @@ def common(a: tuple[int, int], b: tuple[int, int]) -> tuple[int, int]:
     """What two ranges (first, count) have in common."""
     first = max(a[0], b[0])
     return first, max(0, min(a[0] + a[1], b[0] + b[1]) - first)
+
+
+def named(layers: tuple[int, int]) -> str:
+    """A range of layers in words."""
+    first, count = layers
+    return f"layer {first}" if count == 1 else f"layers {first} to {first + count - 1}"
 
 
 def groups(layer_bytes: int, layers: tuple[int, int], checked: int = 0) -> Iterator[tuple[int, int]]:

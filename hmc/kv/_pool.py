@@ -175,7 +175,14 @@ class Pool(Owned):
         return lease
 
     def push(
-        self, peer: Peer, ticket: bytes, blocks: Sequence[int] | None = None, *, session: str = "", first: int = 0, credits: int = 4
+        self,
+        peer: Peer,
+        ticket: bytes,
+        blocks: Sequence[int] | None = None,
+        *,
+        session: str = "",
+        first: int = 0,
+        credits: int = 16,
     ) -> Push:
         """Starts to write pages into those that a peer's :meth:`receive` offers, layer by layer: ``push.ready(layer)``.
 

@@ -24,7 +24,8 @@ from hmc.errors import (
     ProtocolError,
 )
 from hmc.kv._blocks import Session
-from hmc.kv._moves import SHORT, Chunk, Side, chunks, common
+from hmc.kv._moves import SHORT, Side, chunks, common, named
+from hmc.kv._ready import Layer, Ready
 from hmc.kv._remote import RemotePool, finish
 from hmc.kv._store import Store
 from hmc.kv._transfer import Transfer
@@ -42,11 +43,11 @@ _COMPLETE = 0.0005  # seconds between two looks whether a layer is complete
 
 @dataclass
 class _Piece:
-    """A layer, or a chunk of one, whose pages are being written."""
+    """Layers, or a chunk of them, whose pages are being written."""
 
     works: list[Work] = field(default_factory=list)
     buffer: Any = None  # of a chunk that was converted
-    layer: tuple[int, int, tuple[int, int]] | None = None  # of the last piece of a layer: number, digest, heads
+    layers: tuple[tuple[int, int], int, tuple[int, int]] | None = None  # of the last piece of some layers: they, digest, heads
 
 
 class Push(Transfer):
@@ -64,9 +65,10 @@ class Push(Transfer):
         self._ticket = ticket
         self._source = source
         self._credits = credits
+        self._ready = Ready(source, credits)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
-        # What happens to the push: ("layer", (number, marks)), ("close", (0, [])), ("cancel", 0), ("record", record or exception).
+        # What happens to the push: ("layer", Layer), also for the end, ("cancel", 0), ("record", record or exception).
         self._events: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._stopped_by: Record | BaseException | None = None  # what ended it at the receiver
         self._closed = False
@@ -101,7 +103,7 @@ class Push(Transfer):
                 if self._closed:
                     raise InvalidArgumentError("the push is closed")
                 self._credits -= 1
-                self._events.put(("layer", (layer, behind)))
+                self._events.put(("layer", Layer(layer, behind)))
                 return
         self._raise_error()
         raise InvalidArgumentError("the push has ended")
@@ -138,14 +140,14 @@ class Push(Transfer):
     def _migrate(self, layers: range, behind: list[StreamMark]) -> None:
         """Sends all layers, which are complete behind the marks. The push has a credit for each."""
         for layer in layers:
-            self._events.put(("layer", (layer, behind)))
+            self._events.put(("layer", Layer(layer, behind)))
         self._finish()
 
     def _finish(self) -> None:
         with self._lock:
             if not self._closed:
                 self._closed = True
-                self._events.put(("close", (0, [])))
+                self._events.put(("layer", Layer(None, [])))
 
     def _open(self) -> None:
         self._pool.listener.open(self._peer, self._ticket.generation, self._noted)
@@ -155,7 +157,7 @@ class Push(Transfer):
 
     def _noted(self, found: Record | BaseException) -> None:
         if isinstance(found, Record) and found.kind == CREDIT:
-            self._credited()  # here: each thread on the way to ready() would take its time
+            self._credited(found.layers[1])  # here: each thread on the way to ready() would take its time
             return
         if not isinstance(found, Record) or found.kind == STOP:
             self._stopped_by = found
@@ -204,17 +206,16 @@ class Push(Transfer):
         if not self._pool.listener.begin(self._peer, self._ticket.generation):
             return False
         near = self._source.layout
-        self._send(START, near.layers[0], near.layers[1], near.heads)
+        self._send(START, near.layers, near.heads)
         return True
 
     def _serve(self, remote: RemotePool) -> None:
         """Sends layers until the receiver has accepted them."""
         looks = 0  # counted, as this process may be stopped while the answer arrives
-        held: deque[tuple[str, tuple[int, list[StreamMark]]]] = deque()  # layers and close, until GO and until they are complete
         answered = False
         while True:
             try:
-                what, found = self._next(_LOOK if not answered else _COMPLETE if held else None)
+                what, found = self._next(_LOOK if not answered else _COMPLETE if self._ready else None)
             except queue.Empty:
                 what = ""
                 if not answered:
@@ -226,11 +227,12 @@ class Push(Transfer):
                 if kind == ACCEPTED:
                     return
                 answered = answered or kind == GO
-            elif what:
-                held.append((what, found))
-            while answered and held and all(mark.reached for mark in held[0][1][1]):
-                what, (layer, _) = held.popleft()
-                self._write(remote, what, layer)
+            elif what == "layer":
+                self._ready.add(found)
+            if not self._events.empty():
+                continue  # a layer that comes next may travel with it
+            while answered and (layers := self._ready.take()) is not None:
+                self._write(remote, layers)
 
     def _next(self, timeout: float | None) -> tuple[str, Any]:
         """The next event. While there is none, the travelling layers land."""
@@ -270,67 +272,73 @@ class Push(Transfer):
             raise ProtocolError(f"push of session {self.session!r}: a receiver does not send a record of kind {found.kind} now")
         return found.kind
 
-    def _credited(self) -> None:
+    def _credited(self, layers: int) -> None:
         with self._lock:
-            self._credits += 1
+            self._credits += layers
             self._changed.notify_all()
 
-    def _write(self, remote: RemotePool, what: str, layer: int) -> None:
-        if what == "layer" and common(remote.layout.layers, (layer, 1))[1]:
-            self._send_layer(remote, layer)
-            self._sent.add(layer)
-        elif what == "layer":
-            self._credited()  # the layer stays here
-        elif what == "close":
-            first, count = common(self._source.layout.layers, remote.layout.layers)
-            missing = sorted(set(range(first, first + count)) - self._sent)
-            if missing:
-                raise InvalidArgumentError(
-                    f"close of the push of session {self.session!r}: layers {missing} were not sent; call ready() for each first"
-                )
-            self._land()
-            self._complete = True
-            self._send(END)
+    def _write(self, remote: RemotePool, layers: tuple[int, int]) -> None:
+        """Sends layers, or the end (0, 0)."""
+        if layers[1] == 0:
+            self._end(remote)
+            return
+        first, count = common(remote.layout.layers, layers)
+        self._credited(layers[1] - count)  # the others stay here
+        if count > 0:
+            self._send_layers(remote, (first, count))
+            self._sent.update(range(first, first + count))
 
-    def _send_layer(self, remote: RemotePool, layer: int) -> None:
-        """Writes a layer where the receiver has it, or posts it: it travels while its digest is taken and the next is converted."""
+    def _end(self, remote: RemotePool) -> None:
+        first, count = common(self._source.layout.layers, remote.layout.layers)
+        missing = sorted(set(range(first, first + count)) - self._sent)
+        if missing:
+            raise InvalidArgumentError(
+                f"close of the push of session {self.session!r}: layers {missing} were not sent; call ready() for each first"
+            )
+        self._land()
+        self._complete = True
+        self._send(END)
+
+    def _send_layers(self, remote: RemotePool, layers: tuple[int, int]) -> None:
+        """Writes layers where the receiver has them, or posts them: they travel while their digest is taken."""
         heads = common(self._source.layout.heads, remote.layout.heads)
         if heads[1] == 0:
             raise InvalidArgumentError(
-                f"layer {layer}, heads {self._source.layout.heads}: the target has none of them ({remote.layout})"
+                f"{named(layers)}, heads {self._source.layout.heads}: the target has none of them ({remote.layout})"
             )
         target = Side(remote.layout, self._ticket.blocks, self._ticket.first)
         if self._store is None:
             self._store = Store(self._pool.cache, remote, self._source, target, self._ticket.tokens, self._ticket.digests)
-        if self._store.takes(layer):
-            self._write_there(self._store, layer, heads)
+        if self._store.takes(layers):
+            self._write_there(self._store, layers, heads)
             return
         if self._move is None:
             self._move = PageMove(
                 self._peer, self._source, target, self._ticket.tokens, self._pool.buffers, remote.buffers, reading=False
             )
         piece = _Piece()
-        if self._post(piece, self._move, (layer, 1)):
-            digest = self._digest(layer, heads)
+        if self._post(piece, self._move, layers):
+            digest = self._digest(layers, heads)
         else:
             digest = 0
             cache = self._pool.cache
-            for chunk in chunks(self._source, target, self._ticket.tokens, (layer, 1), cache.chunk_bytes):
+            for chunk in chunks(self._source, target, self._ticket.tokens, layers, cache.chunk_bytes):
                 piece = _Piece(buffer=cache.take_chunk(chunk.packed.buffer_bytes, remote.buffers))
                 self._travelling.append(piece)
-                digest += self._convert(chunk, piece.buffer)
+                digest += cache.read(chunk, piece.buffer, self.session, digest=self._ticket.digests)
+                self._pool.counts.add(self.session, bytes_converted=chunk.packed.buffer_bytes)
                 self._post(piece, chunk.move(self._peer, piece.buffer, remote.buffers, reading=False))
-        piece.layer = layer, digest & (1 << 64) - 1, heads
+        piece.layers = layers, digest & (1 << 64) - 1, heads
 
-    def _write_there(self, store: Store, layer: int, heads: tuple[int, int]) -> None:
-        """Writes a layer into the receiver's arrays, and says so."""
+    def _write_there(self, store: Store, layers: tuple[int, int], heads: tuple[int, int]) -> None:
+        """Writes layers into the receiver's arrays, and says so."""
         self._land()
-        stored = store.write(layer, self._check_stopped)
+        stored = store.write(layers, self._check_stopped)
         self._pool.counts.add(
             self.session, bytes_written=stored.nbytes, bytes_stored=stored.nbytes, bytes_converted=stored.converted_bytes
         )
-        self._check_cancelled()  # its pages may have changed since
-        self._send(LAYER, layer, stored.digest, heads)
+        self._check_cancelled()  # their pages may have changed since
+        self._send(LAYER, layers, heads, stored.digest)
 
     def _check_stopped(self) -> None:
         self._check_cancelled()
@@ -351,16 +359,17 @@ class Push(Transfer):
         return True
 
     def _land(self, left: int = 0) -> None:
-        """Waits until all but so many of the travelling pieces are written, and says so after the last piece of a layer."""
+        """Waits until all but so many of the travelling pieces are written, and says so after the last piece of some layers."""
         while len(self._travelling) > left:
             piece = self._travelling[0]
             for work in piece.works:
                 finish(work, self)
             self._travelling.popleft()
             self._give(piece)
-            if piece.layer is not None:
-                self._check_cancelled()  # its pages may have changed since
-                self._send(LAYER, *piece.layer)
+            if piece.layers is not None:
+                self._check_cancelled()  # their pages may have changed since
+                layers, digest, heads = piece.layers
+                self._send(LAYER, layers, heads, digest)
 
     def _give(self, piece: _Piece) -> None:
         if piece.buffer is not None:
@@ -375,20 +384,14 @@ class Push(Transfer):
         self._travelling.clear()
         self._move = self._store = None  # which keep the buffers of both pools
 
-    def _digest(self, layer: int, heads: tuple[int, int]) -> int:
-        """The digest of a layer as it lies here, or 0 where the receiver does not verify."""
+    def _digest(self, layers: tuple[int, int], heads: tuple[int, int]) -> int:
+        """The digest of layers as they lie here, or 0 where the receiver does not verify."""
         if not self._ticket.digests:
             return 0
-        return self._pool.cache.digest(self._source, self._ticket.tokens, session=self.session, layers=(layer, 1), heads=heads)
+        return self._pool.cache.digest(self._source, self._ticket.tokens, session=self.session, layers=layers, heads=heads)
 
-    def _convert(self, chunk: Chunk, buffer: Any) -> int:
-        """Converts a chunk into a buffer and returns its digest."""
-        found = self._pool.cache.read(chunk, buffer, self.session, digest=self._ticket.digests)
-        self._pool.counts.add(self.session, bytes_converted=chunk.packed.buffer_bytes)
-        return found
-
-    def _send(self, kind: int, layer: int = 0, digest: int = 0, heads: tuple[int, int] = (0, 0)) -> None:
+    def _send(self, kind: int, layers: tuple[int, int] = (0, 0), heads: tuple[int, int] = (0, 0), digest: int = 0) -> None:
         """Sends a record. Records keep their order and are small, so nothing waits for them here."""
         ticket = self._ticket
-        record = Record(kind, ticket.generation, self._pool.listener.tag, layer, heads, digest)
+        record = Record(kind, ticket.generation, self._pool.listener.tag, layers, heads, digest)
         self._peer.isend(record.encode(), tag=ticket.tag)

@@ -13,7 +13,7 @@ from hmc._core import Peer, StreamMark
 from hmc._deadline import Deadline
 from hmc._waits import SLICE
 from hmc.errors import CorruptError, HmcCancelledError, HmcError, HmcTimeoutError, InvalidArgumentError, ProtocolError
-from hmc.kv._moves import Side, common
+from hmc.kv._moves import Side, common, named
 from hmc.kv._transfer import Transfer
 from hmc.kv._wire import ABORT, ACCEPTED, CREDIT, END, GO, LAYER, START, STOP, Record, Ticket
 
@@ -187,12 +187,13 @@ class Inbox(Transfer):
             self._sender = record
             return self._begin(record)
         if record.kind == LAYER:
-            failure = self._check_layer(record)
+            failure = self._check_layers(record)
             if failure is None:
+                first, count = record.layers
                 with self._lock:
-                    self._arrived.add(record.layer)
+                    self._arrived.update(range(first, first + count))
                     self._news.notify_all()
-                self._send(CREDIT, record.layer)
+                self._send(CREDIT, record.layers)
             return failure
         missing = sorted(set(range(self._layers[0], sum(self._layers))) - self._arrived)
         if record.kind == END and not missing and self._layers[1]:
@@ -203,10 +204,10 @@ class Inbox(Transfer):
 
     def _begin(self, record: Record) -> HmcError | None:
         here = self._target.layout
-        layers, heads = common(here.layers, (record.layer, record.digest)), common(here.heads, record.heads)
+        layers, heads = common(here.layers, record.layers), common(here.heads, record.heads)
         if layers[1] == 0 or heads[1] == 0:
             return ProtocolError(
-                f"the push of session {self.session!r} has layers {(record.layer, record.digest)} and heads {record.heads}; this "
+                f"the push of session {self.session!r} has layers {record.layers} and heads {record.heads}; this "
                 f"pool has layers {here.layers} and heads {here.heads}"
             )
         self._layers, self._heads = layers, heads
@@ -232,28 +233,28 @@ class Inbox(Transfer):
                 if isinstance(found, Record):
                     self._pool.listener.refuse(self._peer, found)
 
-    def _check_layer(self, record: Record) -> HmcError | None:
-        layer, heads = record.layer, record.heads
-        if common(self._layers, (layer, 1))[1] == 0 or heads != self._heads:
+    def _check_layers(self, record: Record) -> HmcError | None:
+        layers, heads = record.layers, record.heads
+        if layers[1] == 0 or common(self._layers, layers) != layers or heads != self._heads:
             return ProtocolError(
-                f"layer {layer}, heads {heads}, was pushed; expected were layers {self._layers} and heads {self._heads}"
+                f"layers {layers}, heads {heads}, were pushed; expected were layers {self._layers} and heads {self._heads}"
             )
         if not self._verify:
             return None
         try:
-            found = self._pool.cache.digest(self._target, self._tokens, session=self.session, layers=(layer, 1), heads=heads)
+            found = self._pool.cache.digest(self._target, self._tokens, session=self.session, layers=layers, heads=heads)
         except HmcError as error:  # of a device, or no memory left
             return error
         if found == record.digest:
             return None
         return CorruptError(
-            f"layer {layer} of session {self.session!r}: the digest is {found:#018x}, the sender's is {record.digest:#018x}. "
+            f"{named(layers)} of session {self.session!r}: the digest is {found:#018x}, the sender's is {record.digest:#018x}. "
             "Do not use the pages: compute the tokens here"
         )
 
-    def _send(self, kind: int, layer: int = 0) -> None:
+    def _send(self, kind: int, layers: tuple[int, int] = (0, 0)) -> None:
         """Answers the sender. Never waits; a lost sender is an event of its own."""
         assert self._sender is not None
-        record = Record(kind, self._ticket.generation, self._pool.listener.tag, layer)
+        record = Record(kind, self._ticket.generation, self._pool.listener.tag, layers)
         with contextlib.suppress(HmcError):
             self._peer.isend(record.encode(), tag=self._sender.answer)

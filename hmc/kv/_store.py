@@ -33,31 +33,31 @@ class Store:
         self._there: list[Any] | None = None
         self._converts: dict[int, bool] = {}
 
-    def takes(self, layer: int) -> bool:
-        """Whether a layer is to be written so: the CPU can write the peer's arrays, and it is digested or converted on the way.
+    def takes(self, layers: tuple[int, int]) -> bool:
+        """Whether layers are to be written so: the CPU can write the peer's arrays.
 
-        Else the transport copies it, which is faster. Raises InvalidArgumentError for a move that cannot be.
+        Raises InvalidArgumentError for a move that cannot be.
         """
         if self._there is None and self._cache.on_cpu:
             self._there = self._remote.storable("cpu")
-        return self._there is not None and (self._is_converted(layer) or self._digests)
+        return self._there is not None
 
-    def write(self, layer: int, look: Callable[[], None]) -> Stored:
-        """Writes a layer that it takes. Calls ``look`` before each chunk. Nothing is written after it has returned or raised."""
+    def write(self, layers: tuple[int, int], look: Callable[[], None]) -> Stored:
+        """Writes layers that it takes. Calls ``look`` before each chunk. Nothing is written after it has returned or raised."""
         assert self._there is not None
         digest = nbytes = converted = 0
-        is_converted = self._is_converted(layer)
-        for chunk in chunks(self._source, self._target, self._tokens, (layer, 1), LOADED):
+        for chunk in chunks(self._source, self._target, self._tokens, layers, LOADED):
             look()
             digest += self._cache.store(chunk, self._there, self._remote.buffers, self._digests)
             packed = chunk.packed.buffer_bytes
             nbytes += packed // len(chunk.far.blocks) * chunk.tokens // chunk.far.layout.block
-            converted += packed if is_converted else 0
+            converted += packed * self._converted(chunk.packed.layers) // chunk.packed.layers[1]
         return Stored(digest & (1 << 64) - 1, nbytes, converted)
 
-    def _is_converted(self, layer: int) -> bool:
+    def _converted(self, layers: tuple[int, int]) -> int:
+        """Of how many of these layers the elements are converted."""
         if not self._converts:
-            layers = common(self._source.layout.layers, self._target.layout.layers)
-            for (first, count), found in conversions(self._target, self._source, self._tokens, layers):
+            both = common(self._source.layout.layers, self._target.layout.layers)
+            for (first, count), found in conversions(self._target, self._source, self._tokens, both):
                 self._converts.update(dict.fromkeys(range(first, first + count), found))
-        return self._converts[layer]
+        return sum(self._converts[layer] for layer in range(layers[0], sum(layers)))

@@ -17,7 +17,7 @@ MAX_BLOCKS = 1 << 20
 MAX_TOKENS = (1 << 40) - 1
 MAX_BUFFERS = 1 << 13
 MAX_DESCRIPTION = 1 << 20  # bytes
-_VERSION = 1
+_VERSION = 2
 _MAX_TAG = 1 << 62
 _TICKET = struct.Struct("<4sHHHIQIQQQQII")
 _DESCRIPTION = struct.Struct("<4sHHHI")
@@ -29,7 +29,7 @@ GO, CREDIT, ACCEPTED, STOP, REFUSED = 5, 6, 7, 8, 9
 WORDS = np.dtype("<u8")
 _NUMBER = np.dtype("<u4")
 _BYTES = (bytes, bytearray, memoryview)
-RECORD_WORDS = 7
+RECORD_WORDS = 8
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,18 @@ class Record:
     kind: int
     generation: int
     answer: int  # the tag that answers to this record have
-    layer: int = 0  # of START: the first layer of the sender
+    layers: tuple[int, int] = (0, 0)  # first, count; of START: of the sender
     heads: tuple[int, int] = (0, 0)  # of the sender: first, count
-    digest: int = 0  # of START: the number of layers of the sender
+    digest: int = 0
 
     def encode(self) -> Any:
         """The array that is sent."""
-        return np.array([self.kind, self.generation, self.answer, self.layer, *self.heads, self.digest], WORDS)
+        return np.array([self.kind, self.generation, self.answer, *self.layers, *self.heads, self.digest], WORDS)
 
     @staticmethod
     def decode(words: Any) -> Record:
-        kind, generation, answer, layer, head, heads, digest = (int(word) for word in words)
-        return Record(kind, generation, answer % _MAX_TAG, layer, (head, heads), digest)
+        kind, generation, answer, layer, layers, head, heads, digest = (int(word) for word in words)
+        return Record(kind, generation, answer % _MAX_TAG, (layer, layers), (head, heads), digest)
 
 
 class Ticket(NamedTuple):

@@ -177,12 +177,12 @@ def test_changes_during_a_push_are_an_error(kv_pair: Any, monkeypatch: pytest.Mo
     before: list[int] = []
 
     def late(self: Any, *args: Any) -> Any:
-        before.append(digest(self, 0, (0, 4)))
+        before.append(digest(self, (0, 1), (0, 4)))
         a.arrays[0][blocks[0] * 4 * 16 * 2 * 32 * 2] ^= 1  # of layer 0
         return posted(self, *args)
 
     monkeypatch.setattr(_push.Push, "_post", late)
-    monkeypatch.setattr(_push.Push, "_digest", lambda self, layer, heads: before[0])
+    monkeypatch.setattr(_push.Push, "_digest", lambda self, layers, heads: before[0])
     push = a.pool.push(to_b, inbox.ticket, blocks)
     push.ready(0)
     with pytest.raises(hmc.CorruptError, match="layer 0"):
@@ -198,13 +198,13 @@ def test_credits_bound_what_is_unchecked(kv_pair: Any, monkeypatch: pytest.Monke
 
     a, b, to_a, to_b = kv_pair(*PAIRS[0])
     gate = threading.Event()
-    real = _receive.Inbox._check_layer
+    real = _receive.Inbox._check_layers
 
     def slow(self: Any, *args: Any) -> Any:
         assert gate.wait(30)
         return real(self, *args)
 
-    monkeypatch.setattr(_receive.Inbox, "_check_layer", slow)
+    monkeypatch.setattr(_receive.Inbox, "_check_layers", slow)
     inbox = b.pool.receive(to_a, session="s", blocks=[0, 1])
     push = a.pool.push(to_b, inbox.ticket, [0, 1], credits=2)
     push.ready(0, timeout=20)

@@ -33,7 +33,12 @@ def run_python(*arguments: str, timeout: float, **environment: str) -> str:
     return result.stdout
 
 
-ONE_PROCESS = ["test_kv.py", "test_kv_migration.py", "test_kv_sessions.py::test_any_split_to_any_split"]
+ONE_PROCESS = [
+    "test_kv.py",
+    "test_kv_layers_together.py",
+    "test_kv_migration.py",
+    "test_kv_sessions.py::test_any_split_to_any_split",
+]
 TWO_PROCESSES = ["test_kv_processes.py", "test_kv_killed.py"]
 LOADS = ["test_kv_loads.py::test_pages_of_a_device_are_loaded_by_another_one"]
 

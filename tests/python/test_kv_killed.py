@@ -136,8 +136,8 @@ def test_sender_of_a_push(mine: Any, method: str, call: int) -> None:
     [
         ("Inbox._serve", 1),  # the pages are offered, the first record is not read
         ("Inbox._begin", 1),
-        ("Inbox._check_layer", 1),
-        ("Inbox._check_layer", 3),
+        ("Inbox._check_layers", 1),
+        ("Inbox._check_layers", 3),
         ("Inbox._take", 6),  # the end, which is not answered
     ],
 )
@@ -150,6 +150,7 @@ def test_receiver_of_a_push(mine: Any, method: str, call: int, monkeypatch: pyte
         said.append(other.read())
     ticket = next(bytes.fromhex(one["ticket"]) for one in said if "ticket" in one)
     push = mine.pool.push(other.peer, ticket, session="s", credits=4)
+    push._ready.together = 1
     for layer in range(4):
         push.ready(layer)
     with pytest.raises(hmc.HmcTimeoutError):

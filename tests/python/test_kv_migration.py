@@ -124,16 +124,16 @@ def test_a_migration_that_fails_keeps_the_session(kv_pair: Any, why: str, monkey
     mine = a.pool.allocate("s", 64)
     before = [array.copy() for array in a.arrays]
     if why in ("corrupt", "cancelled"):
-        real = _receive.Inbox._check_layer
+        real = _receive.Inbox._check_layers
 
         def spoil(self: Any, record: Any) -> Any:
             if why == "cancelled":
                 self.cancel()
-            elif record.layer == 2:
+            elif record.layers[0] <= 2 < sum(record.layers):
                 b.arrays[0][2 * 12 * 16 * TOKEN + 1] ^= 1  # block 0
             return real(self, record)
 
-        monkeypatch.setattr(_receive.Inbox, "_check_layer", spoil)
+        monkeypatch.setattr(_receive.Inbox, "_check_layers", spoil)
     inbox = b.pool.receive(to_a, [0, 1, 2, 3], 64)
     move = a.pool.migrate(to_b, inbox.ticket, session="s")
     with pytest.raises((hmc.HmcCancelledError, hmc.InvalidArgumentError)):

@@ -272,14 +272,14 @@ def test_pools_with_a_job_key() -> None:
 def test_a_name_that_is_used_again_keeps_its_blocks(kv_pair: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     a, b, to_a, to_b = kv_pair(PLAIN, PLAIN)
     gate, reached = threading.Event(), threading.Event()
-    real = _receive.Inbox._check_layer
+    real = _receive.Inbox._check_layers
 
     def slow(self: Any, record: Any) -> Any:
         reached.set()
         assert gate.wait(20)
         return real(self, record)
 
-    monkeypatch.setattr(_receive.Inbox, "_check_layer", slow)
+    monkeypatch.setattr(_receive.Inbox, "_check_layers", slow)
     old = b.pool.allocate("s", 64)
     inbox = b.pool.receive(to_a, session="s")
     push = a.pool.push(to_b, inbox.ticket, [0, 1, 2, 3])

@@ -163,11 +163,14 @@ def test_records_that_no_push_sends(kv_pair: Any) -> None:
 @pytest.mark.parametrize(
     "record",
     [
-        {"kind": LAYER, "layer": 7, "heads": (0, 4)},
-        {"kind": LAYER, "layer": 1 << 63, "heads": (0, 4)},
-        {"kind": LAYER, "layer": 0, "heads": (1, 2)},
-        {"kind": LAYER, "layer": 0, "heads": (0, 4), "digest": 5},
-        {"kind": START, "layer": 0, "heads": (0, 4), "digest": 3},
+        {"kind": LAYER, "layers": (7, 1), "heads": (0, 4)},
+        {"kind": LAYER, "layers": (1 << 63, 1), "heads": (0, 4)},
+        {"kind": LAYER, "layers": (0, 0), "heads": (0, 4)},
+        {"kind": LAYER, "layers": (1, 3), "heads": (0, 4)},
+        {"kind": LAYER, "layers": (0, (1 << 64) - 1), "heads": (0, 4)},
+        {"kind": LAYER, "layers": (0, 1), "heads": (1, 2)},
+        {"kind": LAYER, "layers": (0, 1), "heads": (0, 4), "digest": 5},
+        {"kind": START, "layers": (0, 3), "heads": (0, 4)},
         {"kind": END},
         {"kind": 77},
     ],
@@ -257,14 +260,14 @@ def test_a_slow_receiver_holds_the_writer_back(kv_pair: Any, monkeypatch: pytest
     a, b, to_a, to_b = kv_pair(text, text)
     most: list[int] = []
     sent: list[int] = []
-    real = _receive.Inbox._check_layer
+    real = _receive.Inbox._check_layers
 
     def slow(self: Any, record: Any) -> Any:
         most.append(len(sent) - len(self.layers))
         time.sleep(0.005)
         return real(self, record)
 
-    monkeypatch.setattr(_receive.Inbox, "_check_layer", slow)
+    monkeypatch.setattr(_receive.Inbox, "_check_layers", slow)
     inbox = b.pool.receive(to_a, [3, 1])
     wanted = expected(a, [0, 7], b, [3, 1], 32)
     with a.pool.push(to_b, inbox.ticket, [0, 7], credits=3) as push:

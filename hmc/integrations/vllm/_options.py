@@ -43,7 +43,7 @@ class Options:
             lease = float(extra.get("kv_lease_duration", 30))
             timeout = float(extra.get("load_timeout", 120))
             threads = int(extra.get("load_threads", 4))
-            credits = int(extra.get("push_credits", 4))
+            credits = int(extra.get("push_credits", 16))
         except (OverflowError, TypeError, ValueError) as error:
             raise InvalidArgumentError(f"kv_connector_extra_config: {error}") from error
         if not (lease > 0 and timeout > 0 and 1 <= threads <= 256 and 1 <= credits <= 4096):

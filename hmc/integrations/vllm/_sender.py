@@ -45,7 +45,7 @@ class Sender:
         engine: str,
         model: str,
         seconds: float,
-        credits: int = 4,
+        credits: int = 16,
         tally: Tally | None = None,
     ) -> None:
         self._pools = list(pools)
