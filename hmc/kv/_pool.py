@@ -188,8 +188,8 @@ class Pool(Owned):
 
         ``blocks``: default the session's own; the session begins at token ``first`` of the first block. Tokens that the receiver
         has already (its ``skip``) stay here, and so do heads and layers that it does not have. At most ``credits`` layers are in
-        flight or not yet checked by the receiver. Raises InvalidArgumentError, PeerLostError, ClosedError; what fails later is
-        raised by the Push.
+        flight or not yet checked by the receiver; those that are ready at the same time travel, and are checked, together. Raises
+        InvalidArgumentError, PeerLostError, ClosedError; what fails later is raised by the Push.
         """
         return self._push(peer, ticket, blocks, session, first, credits, moves=False)
 

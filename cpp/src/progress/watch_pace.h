@@ -76,8 +76,8 @@ class WatchPace {
     aside_.until = now + aside_.time;
     return std::exchange(aside_.time, std::min<Duration>(2 * aside_.time, tick));
   }
-  // Whether the first driver that leaves is to end the standby of that length, behind which what is unattended would wait: where a
-  // driver has driven since the last standby began, a ring costs it little of its time. `left`: Drivers::left().
+  // Whether the first driver that leaves is to end a standby of that length, so that what is unattended does not wait for its end.
+  // Only where one driver has stayed since the standby before began: a ring takes little of its time. `left`: Drivers::left().
   [[nodiscard]] bool is_cut_short(bool present, std::uint64_t left, Duration standby) noexcept {
     const bool stayed = left == std::exchange(aside_.left, left);
     return present && stayed && standby > 2 * first_standby && aside_.until != TimePoint{};
