@@ -68,9 +68,7 @@ class PageMove {
         lack = std::current_exception();
       }
     }
-    for (Work& work : posted.works) {  // also before an error: they are in flight
-      if (work.valid()) works.append(make_work(std::move(work)));
-    }
+    give(works, posted.works);  // also before an error: they are in flight
     if (lack) std::rethrow_exception(lack);
     check(status);
     return posted.runs ? std::optional(posted.bytes) : std::nullopt;
@@ -82,6 +80,22 @@ class PageMove {
     std::uint64_t bytes = 0;
     std::vector<Work> works;
   };
+
+  // Appends the works, which are in flight. Where Python lacks the memory, nothing of those that are not in the list goes on.
+  static void give(py::list& works, const std::vector<Work>& posted) {
+    std::size_t given = 0;
+    try {
+      for (; given < posted.size(); ++given) {
+        if (posted[given].valid()) works.append(make_work(posted[given]));
+      }
+    } catch (...) {
+      const ReleasedGil nogil;
+      for (const Work& work : std::span(posted).subspan(given)) {
+        if (work.valid() && !work.cancel().ok()) static_cast<void>(work.wait());
+      }
+      throw;
+    }
+  }
 
   [[nodiscard]] Result<std::vector<LayoutRuns>> runs(std::uint64_t tokens, LayoutRange layers) const {
     return layout_runs(

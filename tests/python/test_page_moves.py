@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import numpy as np
@@ -224,3 +225,33 @@ def test_rows_are_read_where_they_lie() -> None:
         assert np.array_equal(np.concatenate(parts), table[rows][:, 2:5])
         with pytest.raises(hmc.InvalidArgumentError):
             list(remote.read_rows(np.array([len(table)], np.uint32), 0, 1, b.pool.scratch, lambda work: work.wait(20)))
+
+
+def test_nothing_goes_on_that_python_has_no_memory_to_name() -> None:
+    testing = pytest.importorskip("_testcapi")
+    text = "L=1 B=160 H=8 N=1024 (kv D=32) bf16"  # three operations
+    tokens = 160 * 1024
+    with connected(text, text, **ENDS) as (a, b, to_a, _):
+        order = np.random.default_rng(5).permutation(160)
+        move = pages(b, to_a, a, np.arange(160), order, tokens, reading=True)
+        wanted = expected(a, order, b, np.arange(160), tokens)
+        named = set()
+        for lacking in range(20):
+            works: list[Any] = []
+            try:
+                testing.set_nomemory(lacking, lacking + 1)
+                move.post(works, WHOLE)
+            except (MemoryError, TypeError):  # TypeError: for the number that it returns
+                named.add(len(works))
+            finally:
+                testing.remove_mem_hooks()
+            end(works)
+            b.arrays[0][::4099] = 7
+            before = b.arrays[0][::4099].copy()
+            time.sleep(0.05)
+            assert np.array_equal(b.arrays[0][::4099], before), f"written without a Work, of which {len(works)} are known"
+        assert named == {0, 1, 2, 3}
+        works = []
+        move.post(works, WHOLE)
+        end(works)
+        same(b, wanted)
