@@ -23,7 +23,7 @@ class Drivers {
   // The driver stops. A thread that calls present() with the lock held sees it.
   void leave() noexcept {
     present_.store(false, std::memory_order_relaxed);
-    left_.store(left_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
+    departures_.store(departures_.load(std::memory_order_relaxed) + 1, std::memory_order_relaxed);
   }
 
   // ---- any thread, lock held or not ----
@@ -31,14 +31,14 @@ class Drivers {
   void announce() noexcept { present_.store(true, std::memory_order_relaxed); }
   // The same as leave(), ordered before later loads of the caller.
   void leave_unlocked() noexcept {
-    left_.fetch_add(1, std::memory_order_relaxed);
+    departures_.fetch_add(1, std::memory_order_relaxed);
     present_.exchange(false);
   }
   [[nodiscard]] bool present() const noexcept { return present_.load(); }
   // Differs from an earlier value if drivers came meanwhile.
   [[nodiscard]] std::uint64_t driven() const noexcept { return driven_.load(std::memory_order_relaxed); }
-  // Differs from an earlier value if drivers have stopped meanwhile.
-  [[nodiscard]] std::uint64_t left() const noexcept { return left_.load(std::memory_order_relaxed); }
+  // Differs from an earlier value if drivers have left meanwhile.
+  [[nodiscard]] std::uint64_t departures() const noexcept { return departures_.load(std::memory_order_relaxed); }
   // Differs from an earlier value if posts have put the watcher off meanwhile.
   [[nodiscard]] std::uint64_t put_offs() const noexcept { return put_offs_.load(std::memory_order_relaxed); }
   // Differs from an earlier value if posting calls have looked meanwhile.
@@ -48,7 +48,7 @@ class Drivers {
   // A cache line of their own: written by drivers at every round, read by the watcher once per tick.
   alignas(64) std::atomic<bool> present_{false};
   std::atomic<std::uint64_t> driven_{0};
-  std::atomic<std::uint64_t> left_{0};
+  std::atomic<std::uint64_t> departures_{0};
   std::atomic<std::uint64_t> put_offs_{0};
   std::atomic<std::uint64_t> posts_{0};
 };

@@ -22,7 +22,8 @@ std::optional<Watch::Nap> Watch::round() {
   if (present || ((pace_.drivers_came(driven) || pace_.is_put_off(put_offs)) && !wanted)) {
     if (pace_.stand_aside(driven, put_offs, kicked)) kicks.clear();
     const WatchPace::Duration aside = pace_.standby_time(begun);
-    return standby(Nap{false, begun + aside}, pace_.is_cut_short(present, core_.drivers.left(), aside));
+    const TimePoint cut_from = pace_.cut_from(begun, aside, core_.drivers.departures());
+    return standby(Nap{false, begun + aside}, present ? cut_from : TimePoint{});
   }
   pace_.go_ahead(driven, put_offs);
   if (pace_.leaves_to_posts(core_.drivers.posts(), begun)) {
@@ -65,16 +66,16 @@ std::optional<Watch::Nap> Watch::round() {
   held.unlock();
   if (!owners.empty()) drop(std::move(owners));
   if (nap) return nap;
-  if (backoff) return standby(Nap{true, now + *backoff}, false);
+  if (backoff) return standby(Nap{true, now + *backoff}, {});
   if (core_.lock.contended()) core_.lock.give_way();
   if (moved == Rounds::nothing) relax();
   return std::nullopt;
 }
 
 // Announces a sleep without the lock, then looks again at what would have rung the doorbell had it been announced before.
-std::optional<Watch::Nap> Watch::standby(Nap nap, bool cut) {
-  core_.role.announce_standby(cut);
-  if (leave_.load() != 0 || (!core_.drivers.present() && core_.kicks.watcher_wanted())) {
+std::optional<Watch::Nap> Watch::standby(Nap nap, TimePoint cut_from) {
+  core_.role.announce_standby(cut_from);
+  if (leave_.load() != 0 || (!core_.drivers.present() && (cut_from != TimePoint{} || core_.kicks.watcher_wanted()))) {
     core_.role.stay_awake();
     return std::nullopt;
   }

@@ -39,7 +39,7 @@ class Watch {
   void end();
 
  private:
-  std::optional<Nap> standby(Nap nap, bool cut);
+  std::optional<Nap> standby(Nap nap, TimePoint cut_from);
   void relax() noexcept;
   void drop(RetiredOwners::Owners owners);
 

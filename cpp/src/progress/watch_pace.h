@@ -20,6 +20,7 @@ class WatchPace {
   static constexpr auto tick = std::chrono::milliseconds(1);
   // Likewise, at first, where something is unattended, or was until unattended_time ago.
   static constexpr Duration first_standby = std::chrono::microseconds(50);
+  static constexpr Duration long_wait = std::chrono::microseconds(500);
   static constexpr Duration unattended_time = std::chrono::milliseconds(10);
   // Polling goes on this long after something moved or was kicked, before every Pollable is armed, where it had last moved at most
   // dense_time before, or where a Pollable cannot be armed ...
@@ -70,17 +71,19 @@ class WatchPace {
   // How long it stands aside. Where something is unattended it looks soon whether drivers have left, and ever less often, up to a
   // tick, while they come: as long as they do they notice everything, and to wake this thread costs them time.
   [[nodiscard]] Duration standby_time(TimePoint now) noexcept {
-    const bool was_cut_short = now < std::exchange(aside_.until, TimePoint{});
+    const bool was_cut = now < std::exchange(aside_.until, TimePoint{});
     if (now >= aside_.unattended_until) return tick;
-    if (was_cut_short) aside_.time = first_standby;
+    if (was_cut) return first_standby;
     aside_.until = now + aside_.time;
     return std::exchange(aside_.time, std::min<Duration>(2 * aside_.time, tick));
   }
-  // Whether the first driver that leaves is to end a standby of that length, so that what is unattended does not wait for its end.
-  // Only where one driver has stayed since the standby before began: a ring takes little of its time. `left`: Drivers::left().
-  [[nodiscard]] bool is_cut_short(bool present, std::uint64_t left, Duration standby) noexcept {
-    const bool stayed = left == std::exchange(aside_.left, left);
-    return present && stayed && standby > 2 * first_standby && aside_.until != TimePoint{};
+  // As of when a driver that is here ends the standby of that length as it leaves, so that what is unattended does not wait for its
+  // end: once it has driven for long_wait, beside which a ring is cheap. TimePoint{}: never. `departures`: Drivers::departures().
+  [[nodiscard]] TimePoint cut_from(TimePoint begun, Duration standby, std::uint64_t departures) noexcept {
+    const bool stayed = departures == std::exchange(aside_.departures, departures);
+    const bool has_driven_long = std::exchange(aside_.before, standby) >= long_wait && stayed;
+    if (aside_.until == TimePoint{} || standby <= long_wait) return {};
+    return has_driven_long ? begun : begun + long_wait;
   }
   void go_ahead(std::uint64_t driven, std::uint64_t put_offs) noexcept {
     if (!std::exchange(was_put_off_, false)) aside_.time = first_standby;
@@ -145,8 +148,9 @@ class WatchPace {
   struct Aside {
     Duration time = first_standby;  // of the next standby, where something is unattended
     TimePoint unattended_until{};
-    TimePoint until{};  // the end of the present one; unset where nothing is
-    std::uint64_t left = 0;
+    TimePoint until{};  // the end of the present one; unset where nothing is, and of the one behind a cut
+    Duration before{};  // the length of the last one
+    std::uint64_t departures = 0;
   } aside_;
   std::uint64_t posts_ = 0;
   TimePoint posted_at_{};  // when it first saw that many

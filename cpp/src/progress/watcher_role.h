@@ -36,10 +36,10 @@ class WatcherRole {
   }
 
   // ---- watcher only, lock not held ----
-  // The watcher sleeps next, unless its second look finds a reason to stay awake: then it calls stay_awake(). `cut`: whether
-  // cut_standby() is to end the sleep.
-  void announce_standby(bool cut) noexcept {
-    cut_.store(cut, std::memory_order_relaxed);
+  // The watcher sleeps next, unless its second look finds a reason to stay awake: then it calls stay_awake(). `cut_from`: as of
+  // when cut_standby() ends the sleep; TimePoint{}: never.
+  void announce_standby(TimePoint cut_from) noexcept {
+    cut_from_.store(cut_from, std::memory_order_relaxed);
     state_.exchange(State::standby);
   }
   void stay_awake() noexcept { state_.store(State::active); }
@@ -55,9 +55,11 @@ class WatcherRole {
     const State state = state_.load();
     if (state == State::standby || state == State::armed) doorbell_.ring();
   }
-  // Ends a standby that was announced to be cut, once.
+  // A driver has left: ends a standby that was announced to be cut, where it is time to. Only the first call of each standby does.
   void cut_standby() noexcept {
-    if (cut_.load(std::memory_order_relaxed) && state_.load() == State::standby && cut_.exchange(false)) doorbell_.ring();
+    if (cut_from_.load(std::memory_order_relaxed) == TimePoint{}) return;
+    const TimePoint from = cut_from_.exchange(TimePoint{});
+    if (from != TimePoint{} && state_.load() == State::standby && TimePoint::clock::now() >= from) doorbell_.ring();
   }
   // Ends the present sleep, or else the next one at once.
   void ring() noexcept { doorbell_.ring(); }
@@ -66,7 +68,7 @@ class WatcherRole {
   enum class State : std::uint32_t { none, active, standby, armed };
 
   std::atomic<State> state_{State::none};
-  std::atomic<bool> cut_{false};
+  std::atomic<TimePoint> cut_from_{TimePoint{}};
   TimePoint armed_until_{};  // guarded by the engine lock
   Doorbell doorbell_;
 };

@@ -102,7 +102,7 @@ TEST_F(DriveTest, LooksAtEverythingOnceThoughTheDeadlineHasPassed) {
 TEST_F(DriveTest, LeavesKickedWorkToTheWatcher) {
   flag_.store(1);
   core_.role.take();
-  core_.role.announce_standby(false);
+  core_.role.announce_standby({});
   core_.kicks.kick();
   EXPECT_TRUE(drive());
   expect_rung();
@@ -111,10 +111,10 @@ TEST_F(DriveTest, LeavesKickedWorkToTheWatcher) {
 TEST_F(DriveTest, CutsAStandbyShort) {
   flag_.store(1);
   core_.role.take();
-  core_.role.announce_standby(true);
+  core_.role.announce_standby(Deadline::Clock::now());
   EXPECT_TRUE(drive());
   expect_rung();
-  core_.role.announce_standby(false);
+  core_.role.announce_standby({});
   EXPECT_TRUE(drive());
   expect_not_rung();
 }
@@ -122,7 +122,7 @@ TEST_F(DriveTest, CutsAStandbyShort) {
 TEST_F(DriveTest, CutsAStandbyShortThoughAnotherDriverHasTheLock) {
   BackgroundThread startable(core_, dispatcher_, Progress::background);
   core_.role.take();
-  core_.role.announce_standby(true);
+  core_.role.announce_standby(Deadline::Clock::now());
   const auto held = core_.lock.lock();
   flag_.store(1);
   auto waiter = std::async(std::launch::async,
@@ -139,11 +139,11 @@ TEST_F(DriveTest, PromptDriverWakesTheWatcherOnlyForWorkThatIsLeft) {
   flag_.store(1);
   core_.role.take();
   make_drivers_prompt();
-  core_.role.announce_standby(false);
+  core_.role.announce_standby({});
   EXPECT_TRUE(drive());
   expect_not_rung();
   busy = true;
-  core_.role.announce_standby(false);
+  core_.role.announce_standby({});
   EXPECT_TRUE(drive());
   expect_rung();
   remove(poller);

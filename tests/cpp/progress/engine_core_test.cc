@@ -19,18 +19,18 @@ TEST_F(EngineCoreTest, TakingOverDisarmsAndWakesTheWatcher) {
   EXPECT_FALSE(core_.rounds.pollables().armed());
   EXPECT_EQ(poller.disarms, 1);
   expect_rung();
-  core_.role.announce_standby(false);
+  core_.role.announce_standby({});
   core_.take_over();  // nothing is armed
   EXPECT_EQ(poller.disarms, 1);
   expect_not_rung();
 }
 
 TEST_F(EngineCoreTest, WatcherOnStandbyIsNotWokenForPromptDrivers) {
-  core_.role.announce_standby(false);
+  core_.role.announce_standby({});
   core_.wake_watcher_unless_prompt();
   expect_rung();
   make_drivers_prompt();
-  core_.role.announce_standby(false);
+  core_.role.announce_standby({});
   core_.wake_watcher_unless_prompt();
   expect_not_rung();
   core_.role.announce_armed(for_ever);

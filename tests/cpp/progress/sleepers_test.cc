@@ -77,7 +77,7 @@ TEST_F(SleepersTest, CountsThoseThatWokeByThemselves) {
 
 TEST_F(SleepersTest, WakesTheWatcherByItsDoorbell) {
   role_.take();
-  role_.announce_standby(false);
+  role_.announce_standby({});
   Sleeper sleeper{.flag = &flag_, .watching = true};
   sleepers_.link(sleeper);
   flag_ = 1;

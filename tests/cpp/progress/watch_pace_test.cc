@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 namespace hmc {
 namespace {
 
@@ -68,30 +70,34 @@ TEST(WatchPace, LooksSoonAndThenLessOftenWhereSomethingIsUnattended) {
   EXPECT_EQ(pace.standby_time(seen + WatchPace::unattended_time), WatchPace::tick);
 }
 
-TEST(WatchPace, IsCutShortByADriverThatStaysLong) {
+TEST(WatchPace, StandbyIsCutByADriverThatHasDrivenForLong) {
   WatchPace pace;
-  pace.saw_unattended(start);
   auto now = start;
-  std::uint64_t left = 7;
-  const auto is_cut_short = [&](bool present) {
+  std::uint64_t departures = 7;
+  WatchPace::Duration aside{};
+  const auto cut_after = [&] {  // the beginning of the standby; a minute: never
     pace.saw_unattended(now);
-    const auto aside = pace.standby_time(now);
-    now += aside;
-    return pace.is_cut_short(present, left, aside);
+    aside = pace.standby_time(now);
+    const auto begun = std::exchange(now, now + aside);
+    const auto from = pace.cut_from(begun, aside, departures);
+    return from == WatchPace::TimePoint{} ? std::chrono::minutes(1) : from - begun;
   };
-  for (int i = 0; i < 2; ++i) EXPECT_FALSE(is_cut_short(true));
-  EXPECT_TRUE(is_cut_short(true));
-  EXPECT_FALSE(is_cut_short(false));
-  EXPECT_TRUE(is_cut_short(true));
-  ++left;  // another one, maybe
-  EXPECT_FALSE(is_cut_short(true));
-  EXPECT_TRUE(is_cut_short(true));
-  now -= WatchPace::first_standby;  // it was cut short: the drivers may be gone
-  EXPECT_EQ(pace.standby_time(now), WatchPace::first_standby);
-  now += WatchPace::unattended_time;  // nothing is unattended
-  const auto aside = pace.standby_time(now);
+  while (2 * aside <= WatchPace::long_wait) EXPECT_EQ(cut_after(), std::chrono::minutes(1));
+  EXPECT_EQ(cut_after(), WatchPace::long_wait);
+  EXPECT_EQ(cut_after(), WatchPace::Duration());
+  ++departures;  // another one, maybe
+  EXPECT_EQ(cut_after(), WatchPace::long_wait);
+  EXPECT_EQ(cut_after(), WatchPace::Duration());
   EXPECT_EQ(aside, WatchPace::tick);
-  EXPECT_FALSE(pace.is_cut_short(true, left, aside));
+  now -= WatchPace::first_standby;  // it was cut: whether drivers have left is looked at soon
+  EXPECT_EQ(cut_after(), std::chrono::minutes(1));
+  EXPECT_EQ(aside, WatchPace::first_standby);
+  EXPECT_EQ(cut_after(), WatchPace::long_wait);
+  EXPECT_EQ(aside, WatchPace::tick);
+  now += WatchPace::unattended_time;  // nothing is unattended
+  aside = pace.standby_time(now);
+  EXPECT_EQ(aside, WatchPace::tick);
+  EXPECT_EQ(pace.cut_from(now, aside, departures), WatchPace::TimePoint());
 }
 
 TEST(WatchPace, ClearsAKickThatDriversKeepServing) {

@@ -100,7 +100,8 @@ TEST_F(WatchTest, TakesWhatItsOwnRoundCountsForNoDriver) {
   };
   EXPECT_FALSE(watch_.round());
   moves_ = false;
-  EXPECT_FALSE(watch_.round());  // lingers: no standby
+  const auto nap = watch_.round();
+  EXPECT_TRUE(!nap || nap->descriptors) << "a standby";  // it lingers, or has lingered where the host took its time
   EXPECT_EQ(polls_, 2);
 }
 
@@ -120,7 +121,7 @@ TEST_F(WatchTest, StandsAsideForAShortTimeWhereSomethingIsUnattended) {
   EXPECT_EQ(polls_, 0);
 }
 
-TEST_F(WatchTest, DriverThatStayedLongCutsAStandbyShort) {
+TEST_F(WatchTest, DriverThatHasDrivenForLongCutsAStandby) {
   core_.unattended.store(1);
   core_.drivers.announce();
   const auto cuts = [this] {  // whether the driver that leaves rings
@@ -138,7 +139,7 @@ TEST_F(WatchTest, DriverThatStayedLongCutsAStandbyShort) {
     const auto begun = Deadline::Clock::now();
     const auto nap = watch_.round();
     ASSERT_TRUE(nap);
-    if (nap->until - begun > 2 * WatchPace::first_standby) {
+    if (nap->until - begun >= WatchPace::tick) {
       cut = cuts();
     } else {
       core_.role.sleep(nullptr, nap->until);
