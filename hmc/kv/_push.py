@@ -23,9 +23,9 @@ from hmc.errors import (
     PeerLostError,
     ProtocolError,
 )
+from hmc.kv._backlog import Backlog, Layer
 from hmc.kv._blocks import Session
 from hmc.kv._moves import SHORT, Side, chunks, common, named
-from hmc.kv._ready import Layer, Ready
 from hmc.kv._remote import RemotePool, finish
 from hmc.kv._store import Store
 from hmc.kv._transfer import Transfer
@@ -38,6 +38,7 @@ __all__ = ["Push"]
 
 _ANSWER = 30.0  # seconds until the receiver has answered the first record
 _LOOK = 0.1  # seconds between two looks whether the receiver's pool is still open
+_SCRATCH = 16 << 20  # bytes of a chunk of several layers that are converted here: each chunk takes as much memory
 _COMPLETE = 0.0005  # seconds between two looks whether a layer is complete
 
 
@@ -47,7 +48,7 @@ class _Piece:
 
     works: list[Work] = field(default_factory=list)
     buffer: Any = None  # of a chunk that was converted
-    layers: tuple[tuple[int, int], int, tuple[int, int]] | None = None  # of the last piece of some layers: they, digest, heads
+    said: tuple[tuple[int, int], tuple[int, int], int] | None = None  # behind the last piece of some layers: they, heads, digest
 
 
 class Push(Transfer):
@@ -64,8 +65,8 @@ class Push(Transfer):
         self._peer = peer
         self._ticket = ticket
         self._source = source
-        self._credits = credits
-        self._ready = Ready(source, credits)
+        self._credits = self._most_credits = credits
+        self._backlog = Backlog(source, credits)
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         # What happens to the push: ("layer", Layer), also for the end, ("cancel", 0), ("record", record or exception).
@@ -215,7 +216,7 @@ class Push(Transfer):
         answered = False
         while True:
             try:
-                what, found = self._next(_LOOK if not answered else _COMPLETE if self._ready else None)
+                what, found = self._next(_LOOK if not answered else _COMPLETE if self._backlog else None)
             except queue.Empty:
                 what = ""
                 if not answered:
@@ -228,10 +229,10 @@ class Push(Transfer):
                     return
                 answered = answered or kind == GO
             elif what == "layer":
-                self._ready.add(found)
+                self._backlog.add(found)
             if not self._events.empty():
                 continue  # a layer that comes next may travel with it
-            while answered and (layers := self._ready.take()) is not None:
+            while answered and (layers := self._backlog.take()) is not None:
                 self._write(remote, layers)
 
     def _next(self, timeout: float | None) -> tuple[str, Any]:
@@ -272,9 +273,9 @@ class Push(Transfer):
             raise ProtocolError(f"push of session {self.session!r}: a receiver does not send a record of kind {found.kind} now")
         return found.kind
 
-    def _credited(self, layers: int) -> None:
+    def _credited(self, count: int) -> None:
         with self._lock:
-            self._credits += layers
+            self._credits = min(self._credits + count, self._most_credits)
             self._changed.notify_all()
 
     def _write(self, remote: RemotePool, layers: tuple[int, int]) -> None:
@@ -309,7 +310,7 @@ class Push(Transfer):
         target = Side(remote.layout, self._ticket.blocks, self._ticket.first)
         if self._store is None:
             self._store = Store(self._pool.cache, remote, self._source, target, self._ticket.tokens, self._ticket.digests)
-        if self._store.takes(layers):
+        if self._store.possible():
             self._write_there(self._store, layers, heads)
             return
         if self._move is None:
@@ -322,13 +323,14 @@ class Push(Transfer):
         else:
             digest = 0
             cache = self._pool.cache
-            for chunk in chunks(self._source, target, self._ticket.tokens, layers, cache.chunk_bytes):
+            most = cache.chunk_bytes if layers[1] == 1 else min(cache.chunk_bytes, _SCRATCH)
+            for chunk in chunks(self._source, target, self._ticket.tokens, layers, most):
                 piece = _Piece(buffer=cache.take_chunk(chunk.packed.buffer_bytes, remote.buffers))
                 self._travelling.append(piece)
                 digest += cache.read(chunk, piece.buffer, self.session, digest=self._ticket.digests)
                 self._pool.counts.add(self.session, bytes_converted=chunk.packed.buffer_bytes)
                 self._post(piece, chunk.move(self._peer, piece.buffer, remote.buffers, reading=False))
-        piece.layers = layers, digest & (1 << 64) - 1, heads
+        piece.said = layers, heads, digest & (1 << 64) - 1
 
     def _write_there(self, store: Store, layers: tuple[int, int], heads: tuple[int, int]) -> None:
         """Writes layers into the receiver's arrays, and says so."""
@@ -350,7 +352,7 @@ class Push(Transfer):
         if piece.buffer is None:
             self._travelling.append(piece)
         self._land(2)
-        self._check_cancelled()
+        self._check_stopped()
         nbytes = move.post(piece.works, layers or (0, 0), SHORT if layers else 0)
         if nbytes is None:
             self._travelling.remove(piece)
@@ -366,10 +368,9 @@ class Push(Transfer):
                 finish(work, self)
             self._travelling.popleft()
             self._give(piece)
-            if piece.layers is not None:
+            if piece.said is not None:
                 self._check_cancelled()  # their pages may have changed since
-                layers, digest, heads = piece.layers
-                self._send(LAYER, layers, heads, digest)
+                self._send(LAYER, *piece.said)
 
     def _give(self, piece: _Piece) -> None:
         if piece.buffer is not None:

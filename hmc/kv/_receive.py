@@ -1,4 +1,4 @@
-"""The receiving side of a push: pages that wait for a peer's layers, which are checked and acknowledged one by one."""
+"""The receiving side of a push: pages that wait for a peer's layers, which are checked and acknowledged as they come."""
 
 from __future__ import annotations
 

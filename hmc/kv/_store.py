@@ -33,17 +33,18 @@ class Store:
         self._there: list[Any] | None = None
         self._converts: dict[int, bool] = {}
 
-    def takes(self, layers: tuple[int, int]) -> bool:
-        """Whether layers are to be written so: the CPU can write the peer's arrays.
-
-        Raises InvalidArgumentError for a move that cannot be.
-        """
+    def possible(self) -> bool:
+        """Whether the CPU can write the peer's arrays. Raises InvalidArgumentError, before a byte is written, for a wrong move."""
         if self._there is None and self._cache.on_cpu:
             self._there = self._remote.storable("cpu")
+        if self._there is not None and not self._converts:
+            both = common(self._source.layout.layers, self._target.layout.layers)
+            for (first, count), found in conversions(self._target, self._source, self._tokens, both):
+                self._converts.update(dict.fromkeys(range(first, first + count), found))
         return self._there is not None
 
     def write(self, layers: tuple[int, int], look: Callable[[], None]) -> Stored:
-        """Writes layers that it takes. Calls ``look`` before each chunk. Nothing is written after it has returned or raised."""
+        """Writes layers, where possible(). Calls ``look`` before each chunk. Writes nothing after it has returned or raised."""
         assert self._there is not None
         digest = nbytes = converted = 0
         for chunk in chunks(self._source, self._target, self._tokens, layers, LOADED):
@@ -56,8 +57,4 @@ class Store:
 
     def _converted(self, layers: tuple[int, int]) -> int:
         """Of how many of these layers the elements are converted."""
-        if not self._converts:
-            both = common(self._source.layout.layers, self._target.layout.layers)
-            for (first, count), found in conversions(self._target, self._source, self._tokens, both):
-                self._converts.update(dict.fromkeys(range(first, first + count), found))
         return sum(self._converts[layer] for layer in range(layers[0], sum(layers)))

@@ -24,7 +24,8 @@ _DESCRIPTION = struct.Struct("<4sHHHI")
 
 # Records of the sender of a push. It begins with START, writes pages after GO, and writes no more after END or ABORT.
 START, LAYER, END, ABORT = 1, 2, 3, 4
-# Answers of the receiver. ACCEPTED: it has every layer. STOP: the sender is to end with ABORT. REFUSED: there is no such session.
+# Answers of the receiver. CREDIT: one credit for each of the layers. ACCEPTED: it has every layer. STOP: the sender is to end with
+# ABORT. REFUSED: there is no such session.
 GO, CREDIT, ACCEPTED, STOP, REFUSED = 5, 6, 7, 8, 9
 WORDS = np.dtype("<u8")
 _NUMBER = np.dtype("<u4")

@@ -150,7 +150,7 @@ def test_receiver_of_a_push(mine: Any, method: str, call: int, monkeypatch: pyte
         said.append(other.read())
     ticket = next(bytes.fromhex(one["ticket"]) for one in said if "ticket" in one)
     push = mine.pool.push(other.peer, ticket, session="s", credits=4)
-    push._ready.together = 1
+    push._backlog.most = push._backlog._next = 1
     for layer in range(4):
         push.ready(layer)
     with pytest.raises(hmc.HmcTimeoutError):

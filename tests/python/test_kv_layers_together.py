@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
 from kv_sides import expected, same
 
 import hmc
-from hmc.kv import _push, _ready, _receive
-from hmc.kv._wire import LAYER
+from hmc.kv import _backlog, _push, _receive
+from hmc.kv._wire import CREDIT, LAYER, Record
 
 TEXT = "L={count} B=8 H=2 N=16 (kv D=16) bf16"
 MINE, THEIRS, TOKENS = [0, 7], [3, 1], 32
@@ -55,8 +56,8 @@ def ready(push: Any, layers: list[int], go: threading.Event) -> None:
 @pytest.mark.parametrize(
     ("credits", "layers", "wanted"),
     [
-        (24, list(range(12)), [(0, 12)]),
-        (12, list(range(12)), [(0, 6), (6, 6)]),
+        (24, list(range(12)), [(0, 3), (3, 6), (9, 3)]),
+        (12, list(range(12)), [(0, 1), (1, 2), (3, 4), (7, 5)]),
         (24, [0, 1, 2, 7, 8, 3, 5, 4, 11, 9, 10, 6], [(0, 3), (7, 2), (3, 1), (5, 1), (4, 1), (11, 1), (9, 2), (6, 1)]),
         (24, [1, 2, 2, 3, *range(12)], [(1, 2), (2, 2), (0, 12)]),
     ],
@@ -94,7 +95,7 @@ def test_layers_that_the_receiver_lacks_stay_here(
     ready(push, list(range(12)), go)
     push.close(20)
     inbox.wait(20)
-    assert records == [(4, 5)]
+    assert records == [(4, 5)]  # of layers 3 to 8
     assert push._credits == 24
     same(b, expects)
 
@@ -125,13 +126,13 @@ def test_they_are_bounded_in_bytes(
     kv_pair: Any, records: list[tuple[int, int]], go: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b, to_a, to_b = kv_pair(TEXT.format(count=12), TEXT.format(count=12))
-    monkeypatch.setattr(_ready, "LOADED", 5 * len(MINE) * a.layout.buffer_bytes // a.layout.blocks // 12 - 1)
+    monkeypatch.setattr(_backlog, "LOADED", 5 * len(MINE) * a.layout.buffer_bytes // a.layout.blocks // 12 - 1)
     inbox = b.pool.receive(to_a, THEIRS, TOKENS)
     push = a.pool.push(to_b, inbox.ticket, MINE, credits=24)
     ready(push, list(range(12)), go)
     push.close(20)
     inbox.wait(20)
-    assert records == [(0, 4), (4, 4), (8, 4)]
+    assert records == [(0, 1), (1, 2), (3, 4), (7, 4), (11, 1)]
 
 
 def test_a_migration_sends_them_together(kv_pair: Any, records: list[tuple[int, int]], go: threading.Event) -> None:
@@ -144,5 +145,46 @@ def test_a_migration_sends_them_together(kv_pair: Any, records: list[tuple[int, 
     move.wait(20)
     inbox.wait(20)
     assert sum(count for _, count in records) == 12
-    assert len(records) <= 3
+    assert len(records) <= 5
     same(b, expects)
+
+
+def test_a_stop_is_noticed_before_the_next_ones_travel(
+    kv_pair: Any, records: list[tuple[int, int]], go: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b, to_a, to_b = kv_pair(TEXT.format(count=24), TEXT.format(count=24))
+    posted: list[Any] = []
+    real = _push.Push._post
+
+    def post(self: Any, *given: Any) -> Any:
+        posted.append(given)
+        if len(posted) == 2:
+            inbox.cancel()
+            until = time.monotonic() + 20
+            while self._stopped_by is None:
+                assert time.monotonic() < until
+                time.sleep(0.001)
+        return real(self, *given)
+
+    monkeypatch.setattr(_push.Push, "_post", post)
+    inbox = b.pool.receive(to_a, THEIRS, TOKENS)
+    push = a.pool.push(to_b, inbox.ticket, MINE, credits=24)
+    for layer in reversed(range(24)):  # none travels with another
+        push.ready(layer, timeout=20)
+    go.set()
+    for side in (push, inbox):
+        with pytest.raises(hmc.HmcCancelledError):
+            side.wait(20)
+    assert len(posted) == 2
+
+
+def test_a_receiver_cannot_give_more_credits_than_there_were(kv_pair: Any) -> None:
+    a, b, to_a, to_b = kv_pair(TEXT.format(count=6), TEXT.format(count=6))
+    inbox = b.pool.receive(to_a, THEIRS, TOKENS)
+    push = a.pool.push(to_b, inbox.ticket, MINE, credits=2)
+    push._noted(Record(CREDIT, 1, 0, (0, (1 << 64) - 1)))
+    assert push._credits == 2
+    for layer in range(6):
+        push.ready(layer, timeout=20)
+    push.close(20)
+    inbox.wait(20)

@@ -232,3 +232,14 @@ def test_a_stopped_receive_ends_the_push_at_the_next_chunk(sides: Any, stores: l
         with pytest.raises(hmc.HmcCancelledError):
             side.wait(20)
     assert len(seen) == 2
+
+
+def test_a_wrong_move_writes_nothing(sides: Any, stores: list[Callable[[], None]]) -> None:
+    a, b, to_a, to_b = sides(*PAIRS[2])
+    before = [array.copy() for array in b.arrays]
+    push, inbox = pushed(a, b, to_a, to_b, [1, 2, 3, 4], [4, 4], 64)  # a block that is listed twice
+    with pytest.raises(hmc.InvalidArgumentError, match="twice"):
+        push.close(20)
+    with pytest.raises(hmc.HmcCancelledError):
+        inbox.wait(20)
+    same(b, before)
