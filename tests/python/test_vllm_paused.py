@@ -186,7 +186,7 @@ def test_a_request_without_a_reader_expires_after_a_pause(ends: list[Any], mode:
 @pytest.mark.parametrize(("at", "credits"), [("tickets", 4), ("credit", 1), ("end", 4)])
 def test_a_push_outlives_a_pause_of_its_engine(ends: list[Any], at: str, credits: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stopped while it waits for the reader, whose answer it gets later."""
-    owner, name = (Receiver, "_piece") if at == "tickets" else (kv.Inbox, "_check_layer")
+    owner, name = (Receiver, "_piece") if at == "tickets" else (kv.Inbox, "_check_layers")
     real, stopped, answer = getattr(owner, name), threading.Event(), threading.Event()
 
     def late(*arguments: Any) -> Any:
@@ -211,7 +211,7 @@ def test_a_push_outlives_a_pause_of_its_engine(ends: list[Any], at: str, credits
 
 def test_blocks_that_a_paused_push_may_write_are_not_returned(ends: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
     prefill, decode = sides(ends, "push", 1.0)
-    real, stopped = kv.Inbox._check_layer, threading.Event()
+    real, stopped = kv.Inbox._check_layers, threading.Event()
 
     def stop(*arguments: Any) -> Any:
         if not stopped.is_set():
@@ -219,7 +219,7 @@ def test_blocks_that_a_paused_push_may_write_are_not_returned(ends: list[Any], m
             stopped.set()
         return real(*arguments)
 
-    monkeypatch.setattr(kv.Inbox, "_check_layer", stop)
+    monkeypatch.setattr(kv.Inbox, "_check_layers", stop)
     decode.fetch(prefill.remote)
     assert stopped.wait(60)
     decode.loading.cancel("local")

@@ -129,7 +129,7 @@ def test_a_preempted_prompt_is_computed_once_more_elsewhere(offered: bool, monke
 def test_a_preemption_waits_for_no_reader_that_is_stuck(monkeypatch: pytest.MonkeyPatch) -> None:
     """The reader gives no credits: its push ends, and so does its load, before the blocks are overwritten."""
     with pushing(credits=1) as sides:
-        monkeypatch.setattr(kv.Inbox, "_check_layer", lambda *_: time.sleep(3) or None)
+        monkeypatch.setattr(kv.Inbox, "_check_layers", lambda *_: time.sleep(3) or None)
         sides.offer([5, 6, 7, 8], 100)
         sides.step(chunk(70, 100))
         wait_for(lambda: any(one.busy for one in sides.sender._outgoing.values()))
