@@ -81,7 +81,7 @@ class PageMove {
     std::vector<Work> works;
   };
 
-  // Appends the works, which are in flight. Where Python lacks the memory, nothing of those that are not in the list goes on.
+  // Appends the works, which are in flight. Where Python has no memory for one, that one and the rest are cancelled or waited for.
   static void give(py::list& works, const std::vector<Work>& posted) {
     std::size_t given = 0;
     try {

@@ -188,7 +188,7 @@ class Pool(Owned):
 
         ``blocks``: default the session's own; the session begins at token ``first`` of the first block. Tokens that the receiver
         has already (its ``skip``) stay here, and so do heads and layers that it does not have. At most ``credits`` layers are in
-        flight or not yet checked by the receiver; those that are ready at the same time travel, and are checked, together. Raises
+        flight or not yet checked by the receiver. Layers that become ready together are sent and checked as one group. Raises
         InvalidArgumentError, PeerLostError, ClosedError; what fails later is raised by the Push.
         """
         return self._push(peer, ticket, blocks, session, first, credits, moves=False)

@@ -48,7 +48,7 @@ class _Piece:
 
     works: list[Work] = field(default_factory=list)
     buffer: Any = None  # of a chunk that was converted
-    said: tuple[tuple[int, int], tuple[int, int], int] | None = None  # behind the last piece of some layers: they, heads, digest
+    said: tuple[tuple[int, int], tuple[int, int], int] | None = None  # in the record behind a group: layers, heads, digest
 
 
 class Push(Transfer):

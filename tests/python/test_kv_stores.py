@@ -48,7 +48,7 @@ def sides(kv_pair: Any) -> Any:
 
 
 def paused(stores: list[Callable[[], None]]) -> tuple[list[None], threading.Event, threading.Event]:
-    """The second chunk waits: an item for each chunk, the event that it is reached, and the one that it waits for."""
+    """Stops the second chunk. Returns the chunks so far, an event that is set once it is reached, and one that lets it go on."""
     seen: list[None] = []
     reached, go = threading.Event(), threading.Event()
 

@@ -20,8 +20,9 @@ class WatchPace {
   static constexpr auto tick = std::chrono::milliseconds(1);
   // Likewise, at first, where something is unattended, or was until unattended_time ago.
   static constexpr Duration first_standby = std::chrono::microseconds(50);
-  static constexpr Duration long_wait = std::chrono::microseconds(500);
   static constexpr Duration unattended_time = std::chrono::milliseconds(10);
+  // A driver that has driven for so long ends a standby as it leaves. Rings of shorter waits would take up to a tenth of a core.
+  static constexpr Duration long_wait = std::chrono::microseconds(500);
   // Polling goes on this long after something moved or was kicked, before every Pollable is armed, where it had last moved at most
   // dense_time before, or where a Pollable cannot be armed ...
   static constexpr auto linger_time = std::chrono::milliseconds(1);

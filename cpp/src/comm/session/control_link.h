@@ -32,8 +32,8 @@ class ControlLink {
   // Whether the process of the peer may still read or write memory of this one by itself.
   [[nodiscard]] bool holds() const;
 
-  // Ends this side: call it after the end of the endpoints. It waits until no BufferHold uses the peer's memory. `goodbye`: the
-  // peer closed in order, and is told so.
+  // Ends this side once no BufferHold uses the peer's memory. The endpoints have ended before. `goodbye`: tells the peer that it
+  // was closed in order.
   void end(bool goodbye);
   // The last BufferHold of the peer's memory has ended.
   void on_holds_over();
